@@ -1,0 +1,65 @@
+"""The command ``rollcage``: joins the commands of every part, and imports each part only when it is called."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+
+from rollcage import __version__
+from rollcage.errors import RollcageError, UserError, did_you_mean
+
+# command -> (module that holds `run_<command>(argv) -> exit code`, what it does)
+COMMANDS: dict[str, tuple[str, str]] = {
+    "envs": ("rollcage.envs.cli", "list the environments, or show one's documentation"),
+    "check": ("rollcage.envs.cli", "check that an environment keeps every promise, yours included"),
+    "eval": ("rollcage.trainer.cli", "evaluate a policy on an environment"),
+    "train": ("rollcage.trainer.cli", "train a language model with asynchronous reinforcement learning"),
+    "replay": ("rollcage.trainer.cli", "re-run recorded trajectories and show the first difference"),
+    "bench": ("rollcage.benchmarks.cli", "run a benchmark suite or a speed measurement"),
+}
+
+HELP = """usage: rollcage COMMAND [arguments]
+
+{commands}
+
+examples:
+  rollcage envs
+  rollcage eval rollcage/Countdown-v0 --policy expert --num-tasks 100
+  rollcage train countdown-small
+  rollcage COMMAND --help
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code (2 for bad input, 1 for a failure, 130 for Ctrl-C)."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        sys.stdout.write(HELP.format(commands="\n".join(f"  {name:8}{text}" for name, (_, text) in COMMANDS.items())))
+        return 0 if arguments else 2
+    if arguments[0] in ("-V", "--version"):
+        sys.stdout.write(f"rollcage {__version__}\n")
+        return 0
+    name, rest = arguments[0], arguments[1:]
+    if name not in COMMANDS:
+        sys.stderr.write(f"rollcage: unknown command {name!r}.{did_you_mean(name, COMMANDS)}  See: rollcage --help\n")
+        return 2
+    try:
+        run: Callable[[Sequence[str]], int] = getattr(import_module(COMMANDS[name][0]), f"run_{name}")
+        return run(rest)
+    except UserError as error:
+        sys.stderr.write(f"rollcage {name}: {error}\n")
+        return 2
+    except RollcageError as error:
+        sys.stderr.write(f"rollcage {name}: {error}\n")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader (`| head`) has gone: not an error
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""The Recorder protocol: how every part reports what happens, without knowing who listens. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+
+class Recorder(Protocol):
+    """Where metrics, events and trajectories go. Calls return at once and never raise into the caller."""
+
+    def counter(self, name: str, value: float = 1.0, **labels: str) -> None:
+        """Add ``value`` to a counter that only grows."""
+
+    def gauge(self, name: str, value: float, **labels: str) -> None:
+        """Set the current value of a quantity."""
+
+    def histogram(self, name: str, value: float, **labels: str) -> None:
+        """Add one observation to a distribution."""
+
+    def metrics(self, values: Mapping[str, float], *, policy_version: int) -> None:
+        """Record one row of training statistics, taken at ``policy_version``."""
+
+    def event(self, name: str, **fields: Any) -> None:
+        """Record that something happened (JSON-able fields)."""
+
+    def span(self, track: str, name: str, start_s: float, end_s: float, **fields: Any) -> None:
+        """Record that ``track`` (an engine, the learner, ...) was busy from ``start_s`` to ``end_s`` (loop time)."""
+
+    def trajectory(self, record: Mapping[str, Any]) -> None:
+        """Record one finished episode (JSON-able)."""
+
+
+class NullRecorder:
+    """Listens to nothing: the default wherever a recorder is optional."""
+
+    def counter(self, name: str, value: float = 1.0, **labels: str) -> None: ...
+    def gauge(self, name: str, value: float, **labels: str) -> None: ...
+    def histogram(self, name: str, value: float, **labels: str) -> None: ...
+    def metrics(self, values: Mapping[str, float], *, policy_version: int) -> None: ...
+    def event(self, name: str, **fields: Any) -> None: ...
+    def span(self, track: str, name: str, start_s: float, end_s: float, **fields: Any) -> None: ...
+    def trajectory(self, record: Mapping[str, Any]) -> None: ...

@@ -1,0 +1,1 @@
+"""Throughput, learning and environment benchmarks; each is a command."""

@@ -1,0 +1,1 @@
+"""Where environments run: `inline` and `process`, behind one seam (`base`)."""

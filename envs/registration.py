@@ -1,0 +1,83 @@
+"""Registration of environments with Gymnasium, and finding them again with "did you mean"."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
+
+from rollcage.errors import UserError, did_you_mean
+
+_VECTOR = "rollcage.envs.vector:make_vector_env"
+_BUILTIN = {
+    "rollcage/Countdown-v0": "rollcage.envs.countdown:CountdownEnv",
+    "rollcage/FrozenLake-v0": "rollcage.envs.frozen_lake:FrozenLakeEnv",
+    "rollcage/Math-v0": "rollcage.envs.math:MathEnv",
+    "rollcage/QA-v0": "rollcage.envs.qa:QAEnv",
+    "rollcage/Sokoban-v0": "rollcage.envs.sokoban:SokobanEnv",
+}
+
+
+def register(env_id: str, entry_point: str | Callable[..., gymnasium.Env[str, str]], **kwargs: Any) -> None:
+    """Register a text environment under ``env_id`` for `gymnasium.make`, `gymnasium.make_vec` and every command.
+
+    The environment checks its own call order and limits its own turns, so Gymnasium's per-step wrappers are left out.
+
+    Args:
+        env_id: ``namespace/Name-v0``.
+        entry_point: the class, or "module:Class" (imported at the first `make`).
+        **kwargs: default arguments of the class.
+    """
+    if not isinstance(entry_point, str):
+        module, name = entry_point.__module__, getattr(entry_point, "__qualname__", "")
+        # A name instead of the object lets worker processes build the same environment.
+        if module != "__main__" and "<" not in name and getattr(sys.modules.get(module), name, None) is entry_point:
+            entry_point = f"{module}:{name}"
+    gymnasium.register(
+        env_id,
+        entry_point,  # type: ignore[arg-type]
+        order_enforce=False,
+        disable_env_checker=True,
+        kwargs=kwargs,
+        vector_entry_point=_VECTOR,
+    )
+
+
+def register_builtin_envs() -> None:
+    """Register the environments that ship with Rollcage; calling it again changes nothing."""
+    for env_id, entry_point in _BUILTIN.items():
+        if env_id not in gymnasium.registry:
+            register(env_id, entry_point)
+
+
+def find_spec(env_id: str) -> EnvSpec:
+    """Return the spec of ``env_id``; "module:namespace/Name-v0" imports ``module`` first, as in `gymnasium.make`.
+
+    Raises:
+        UserError: unknown id (with the nearest known one), or a module that cannot be imported.
+    """
+    module, _, name = env_id.rpartition(":")
+    if module:
+        try:
+            __import__(module)
+        except ImportError as error:
+            raise UserError(f"{env_id!r}: cannot import the module {module!r} ({error}).") from None
+    spec = gymnasium.registry.get(name)
+    if spec is None:
+        known = [key for key in gymnasium.registry if "/" in key]
+        hint = did_you_mean(name, known) or "  `rollcage envs` lists them; your own: 'module:namespace/Name-v0'."
+        raise UserError(f"no environment {name!r} is registered.{hint}")
+    return spec
+
+
+def make(env_id: str, **kwargs: Any) -> gymnasium.Env[str, str]:
+    """`gymnasium.make` with errors that name the id and the argument that was wrong."""
+    spec = find_spec(env_id)
+    try:
+        env: gymnasium.Env[str, str] = gymnasium.make(spec, **kwargs)
+    except TypeError as error:
+        raise UserError(f"{env_id}: {error}") from None
+    return env

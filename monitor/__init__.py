@@ -1,0 +1,1 @@
+"""Metrics, run folders and reports."""

@@ -1,0 +1,1 @@
+"""The sandbox manager: one Docker container per agent. Not part of this release; see CHANGELOG.md."""

@@ -1,0 +1,1 @@
+"""The built-in asynchronous trainer for language-model agents."""

@@ -1,0 +1,1 @@
+"""Engines: one backend a file, behind one seam (`base`)."""

@@ -1,0 +1,1 @@
+"""What the gradient needs: batch, advantages, losses, DeepSpeed."""

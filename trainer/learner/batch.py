@@ -1,0 +1,95 @@
+"""The training batch: padded arrays, each with its shape and meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from rollcage.trainer.types import Group
+
+
+@dataclass(slots=True)
+class Batch:
+    """B rows (segments of trajectories) of at most T tokens, padded on the right; ordered by sample id.
+
+    Attributes:
+        token_ids: int64 [B, T]; 0 on padding.
+        attention_mask: bool [B, T]; False on padding.
+        loss_mask: bool [B, T]; True on tokens the policy sampled. Column 0 is never True: it has no prediction.
+        rollout_logprobs: float32 [B, T]; the sampler's log-probability of token t given the tokens before it, 0 elsewhere.
+        rewards: float32 [B, T]; a turn's reward on that turn's last trainable token, 0 elsewhere.
+        returns: float32 [B]; the whole episode's return, the same on every row of an episode.
+        group_ids: int64 [B]; rows of one task share it.
+        episode_ids: int64 [B]; rows of one episode share it (0-based, dense).
+        truncated: bool [B]; the episode ended at a limit.
+        policy_versions: int32 [B, T]; version that sampled the token, -1 elsewhere.
+        start_versions: int32 [B]; version that started the episode.
+    """
+
+    token_ids: npt.NDArray[np.int64]
+    attention_mask: npt.NDArray[np.bool_]
+    loss_mask: npt.NDArray[np.bool_]
+    rollout_logprobs: npt.NDArray[np.float32]
+    rewards: npt.NDArray[np.float32]
+    returns: npt.NDArray[np.float32]
+    group_ids: npt.NDArray[np.int64]
+    episode_ids: npt.NDArray[np.int64]
+    truncated: npt.NDArray[np.bool_]
+    policy_versions: npt.NDArray[np.int32]
+    start_versions: npt.NDArray[np.int32]
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.token_ids)
+
+
+def make_batch(groups: Sequence[Group]) -> Batch:
+    """Pad the trajectories of ``groups`` into one `Batch`, ordered by sample id.
+
+    Raises:
+        ValueError: a segment's lists differ in length, or a trajectory has no segment.
+    """
+    trajectories = sorted((t for group in groups for t in group.trajectories), key=lambda t: t.sample_id)
+    rows = []
+    for episode_id, trajectory in enumerate(trajectories):
+        if not trajectory.segments:
+            raise ValueError(f"trajectory {trajectory.sample_id} has no tokens to train on")
+        for index, segment in enumerate(trajectory.segments):
+            lengths = {
+                len(segment.token_ids),
+                len(segment.loss_mask),
+                len(segment.rollout_logprobs),
+                len(segment.policy_versions),
+            }
+            if len(lengths) != 1:
+                raise ValueError(f"trajectory {trajectory.sample_id}: lists of unequal lengths {sorted(lengths)}")
+            rows.append((episode_id, trajectory, index, segment))
+    num_rows, num_tokens = len(rows), max((len(row[3].token_ids) for row in rows), default=0)
+    shape = (num_rows, num_tokens)
+    batch = Batch(
+        token_ids=np.zeros(shape, np.int64),
+        attention_mask=np.zeros(shape, np.bool_),
+        loss_mask=np.zeros(shape, np.bool_),
+        rollout_logprobs=np.zeros(shape, np.float32),
+        rewards=np.zeros(shape, np.float32),
+        returns=np.array([t.return_ for _, t, _, _ in rows], np.float32),
+        group_ids=np.array([t.sample_id[0] for _, t, _, _ in rows], np.int64),
+        episode_ids=np.array([episode_id for episode_id, _, _, _ in rows], np.int64),
+        truncated=np.array([t.truncated for _, t, _, _ in rows], np.bool_),
+        policy_versions=np.full(shape, -1, np.int32),
+        start_versions=np.array([t.start_version for _, t, _, _ in rows], np.int32),
+    )
+    for row, (_, trajectory, index, segment) in enumerate(rows):
+        length = len(segment.token_ids)
+        batch.token_ids[row, :length] = segment.token_ids
+        batch.attention_mask[row, :length] = True
+        batch.loss_mask[row, :length] = segment.loss_mask
+        batch.rollout_logprobs[row, :length] = segment.rollout_logprobs
+        batch.policy_versions[row, :length] = segment.policy_versions
+        for turn in trajectory.turns:
+            if turn.segment == index and turn.end > turn.start:
+                batch.rewards[row, turn.end - 1] += turn.reward
+    return batch

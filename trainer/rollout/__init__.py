@@ -1,0 +1,1 @@
+"""What the clock drives: scheduler, episodes, router, buffer."""
