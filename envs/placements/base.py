@@ -33,6 +33,10 @@ class EnvDied(PlacementError):
     reason = "env_died"
 
 
+CALLABLE = ("expert", "random_action", "snapshot", "restore", "tools")
+"""What `EnvHandle.call` may ask of an environment."""
+
+
 @dataclass(frozen=True, slots=True)
 class EnvConfig:
     """Which environment to build: everything a worker needs, and JSON-able.
@@ -60,6 +64,13 @@ class EnvHandle(Protocol):
 
     async def step(self, action: str, *, deadline_s: float) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """As `gymnasium.Env.step`; ``deadline_s`` is seconds from now."""
+        ...
+
+    async def call(self, method: str, *args: Any, deadline_s: float) -> Any:
+        """Call one of `CALLABLE` on the unwrapped environment; arguments and result are JSON-able.
+
+        ``random_action`` takes a seed here (int), from which its generator is made; snapshots are base64 text.
+        """
         ...
 
     async def release(self) -> None:
