@@ -1,0 +1,153 @@
+"""One episode: an agent and an environment take turns until the end, and whatever happens becomes a `Trajectory`."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rollcage.envs.placements.base import EnvHandle, PlacementError
+from rollcage.errors import RollcageError
+from rollcage.trainer.engines.base import ContextFull, EngineError
+from rollcage.trainer.types import Failure, FailureKind, Segment, Trajectory, TurnRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """How long each wait of an episode may take.
+
+    Attributes:
+        env_s: seconds for one reset or step of the environment.
+        turn_s: seconds for one message of the agent, waiting for a free engine slot included.
+        episode_s: seconds for the whole episode.
+    """
+
+    env_s: float = 60.0
+    turn_s: float = 120.0
+    episode_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What an agent says in one turn.
+
+    Attributes:
+        text: what the environment reads.
+        finish_reason: why it ended ("stop", "length", "abort").
+        segment, start, end: where its tokens stand in the agent's segments; 0, 0, 0 for agents without tokens.
+    """
+
+    text: str
+    finish_reason: str = "stop"
+    segment: int = 0
+    start: int = 0
+    end: int = 0
+
+
+class AgentFailed(RollcageError):
+    """The agent can give no action. ``kind`` and ``reason`` say why, as in `Failure`."""
+
+    def __init__(self, kind: FailureKind, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.kind: FailureKind = kind
+        self.reason = reason
+
+
+class Agent(Protocol):
+    """Plays one episode; made anew for each.
+
+    Attributes:
+        segments: token record of the conversation; stays empty for agents without tokens.
+        policy_version: version that would sample the next token; 0 for agents without one.
+    """
+
+    @property
+    def segments(self) -> list[Segment]:
+        """Token record so far."""
+        ...
+
+    @property
+    def policy_version(self) -> int:
+        """Version that would sample the next token."""
+        ...
+
+    async def act(self, observation: str) -> Message:
+        """Answer the environment's newest message; the agent itself remembers the earlier ones.
+
+        Raises:
+            AgentFailed, EngineError.
+        """
+        ...
+
+
+async def run_episode(
+    handle: EnvHandle,
+    agent: Agent,
+    *,
+    sample_id: tuple[int, int],
+    task_id: str,
+    seed: int,
+    deadlines: Deadlines,
+    options: dict[str, Any] | None = None,
+) -> Trajectory:
+    """Play one episode to its end; never raises for what an environment, engine or agent does wrong.
+
+    Args:
+        handle: the environment instance.
+        agent: who plays.
+        sample_id: (group, member) for the record.
+        task_id: the task, passed as ``options["task"]``.
+        seed: of the environment's reset.
+        deadlines: of every wait.
+        options: further reset options.
+    """
+    clock = asyncio.get_running_loop().time
+    trajectory = Trajectory(sample_id, task_id, seed, start_s=clock())
+    try:
+        async with asyncio.timeout(deadlines.episode_s) as whole:
+            await _play(handle, agent, trajectory, deadlines, {**(options or {}), "task": task_id})
+    except PlacementError as error:
+        trajectory.failure = Failure("infra", error.reason, str(error))
+    except ContextFull as error:
+        if trajectory.turns:
+            trajectory.truncated = True  # the conversation has outgrown the model: the rewards so far stand
+            trajectory.info["truncated_by"] = error.reason
+        else:
+            trajectory.failure = Failure("model", error.reason, str(error))
+    except EngineError as error:
+        trajectory.failure = Failure("infra", error.reason, str(error))
+    except AgentFailed as error:
+        trajectory.failure = Failure(error.kind, error.reason, str(error))
+    except TimeoutError:
+        what, limit_s = ("episode", deadlines.episode_s) if whole.expired() else ("turn", deadlines.turn_s)
+        trajectory.failure = Failure("infra", f"{what}_timeout", f"the {what} took longer than {limit_s:g} s")
+    trajectory.segments = agent.segments
+    versions = [version for segment in agent.segments for version in segment.policy_versions]
+    trajectory.end_version = max(versions, default=trajectory.start_version)
+    trajectory.end_version = max(trajectory.end_version, trajectory.start_version)
+    trajectory.end_s = clock()
+    return trajectory
+
+
+async def _play(
+    handle: EnvHandle, agent: Agent, trajectory: Trajectory, deadlines: Deadlines, options: dict[str, Any]
+) -> None:
+    observation, info = await handle.reset(seed=trajectory.seed, options=options, deadline_s=deadlines.env_s)
+    trajectory.prompt = observation
+    trajectory.start_version = agent.policy_version
+    while not (trajectory.terminated or trajectory.truncated):
+        async with asyncio.timeout(deadlines.turn_s):
+            message = await agent.act(observation)
+        observation, reward, trajectory.terminated, trajectory.truncated, info = await handle.step(
+            message.text, deadline_s=deadlines.env_s
+        )
+        trajectory.turns.append(
+            TurnRecord(
+                message.text, observation, float(reward), message.segment, message.start, message.end, message.finish_reason
+            )
+        )
+    trajectory.success = bool(info.get("success", False))
+    trajectory.info = {key: value for key, value in info.items() if key not in ("task_id", "success", "failure")}
+    if info.get("failure"):
+        reason = str(info.get("failure_reason", "env_reported"))
+        trajectory.failure = Failure(info["failure"], reason, f"the environment reported: {reason}")
