@@ -1,0 +1,116 @@
+"""Loading language models and tokenizers: a transformers folder, a checkpoint of ours, or a GGUF file. In one place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rollcage.errors import UserError, did_you_mean, require
+
+DTYPES = ("float32", "bfloat16", "float16")
+"""Names of the number types that weights can be loaded in."""
+
+
+def load_model(path: str | Path, dtype: str = "float32", *, attn_implementation: str = "sdpa") -> Any:
+    """Load a causal language model on the CPU, in evaluation mode, without touching the network.
+
+    Args:
+        path: a folder in transformers' format, a checkpoint that holds one under ``model/``, or a ``.gguf`` file.
+        dtype: one of `DTYPES`.
+        attn_implementation: transformers' name of the attention kernel.
+
+    Returns:
+        The ``transformers.PreTrainedModel``.
+
+    Raises:
+        UserError: no such model, or its files are damaged, incomplete or of an unknown kind.
+        MissingExtra: transformers (or gguf, for a GGUF file) is not installed.
+    """
+    torch, transformers = require("torch", "train"), require("transformers", "train")
+    if dtype not in DTYPES:
+        raise UserError(f"unknown dtype {dtype!r} (known: {', '.join(DTYPES)}).{did_you_mean(dtype, DTYPES)}")
+    source = find_model(path)
+    with _readable(source), _quiet(transformers):
+        model, report = transformers.AutoModelForCausalLM.from_pretrained(
+            **_arguments(source),
+            dtype=getattr(torch, dtype),
+            attn_implementation=attn_implementation,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # reported below, by name
+            **({"quantization_config": transformers.GgufConfig(dequantize=True)} if source.suffix == ".gguf" else {}),
+        )
+    for fault, keys in (("missing", report["missing_keys"]), ("of another shape", report["mismatched_keys"])):
+        names = sorted(key if isinstance(key, str) else key[0] for key in keys)
+        if names:
+            raise UserError(f"{source}: {len(names)} weights are {fault} ({names[0]}, ...): copy the model again.")
+    return model.eval()
+
+
+def load_tokenizer(path: str | Path) -> Any:
+    """Load the tokenizer of the model at ``path`` (as in `load_model`), chat template included.
+
+    Raises:
+        UserError: no such model, or it has no readable tokenizer.
+    """
+    transformers = require("transformers", "train")
+    source = find_model(path)
+    with _readable(source), _quiet(transformers):
+        return transformers.AutoTokenizer.from_pretrained(**_arguments(source))
+
+
+def find_model(path: str | Path) -> Path:
+    """Return the model folder or GGUF file that ``path`` means: itself, or ``path/model`` for a checkpoint of ours.
+
+    Raises:
+        UserError: there is none.
+    """
+    path = Path(path)
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise UserError(f"no GGUF file at {path}: give the path of an existing one.")
+        require("gguf", "train")
+        return path
+    for folder in (path, path / "model"):
+        if (folder / "config.json").is_file():
+            return folder
+    if not path.exists():
+        raise UserError(f"no model at {path}: give a folder in transformers' format, a checkpoint, or a .gguf file.")
+    raise UserError(f"{path} is not a model: it has no config.json (nor model/config.json, as a checkpoint has).")
+
+
+def _arguments(source: Path) -> dict[str, Any]:
+    """Return the arguments that tell transformers where the files are."""
+    if source.suffix == ".gguf":
+        return {"pretrained_model_name_or_path": str(source.parent), "gguf_file": source.name, "local_files_only": True}
+    return {"pretrained_model_name_or_path": str(source), "local_files_only": True}
+
+
+@contextmanager
+def _readable(source: Path) -> Iterator[None]:
+    """Turn whatever the file readers raise into one line for the user."""
+    try:
+        yield
+    except UserError:
+        raise
+    except MemoryError as error:
+        raise UserError(f"{source} does not fit into this machine's memory: choose a smaller model.") from error
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(f"cannot load the model at {source}: {type(error).__name__}: {reason}") from error
+
+
+@contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """Keep transformers' progress bars and advice off the terminal while loading."""
+    logging = transformers.utils.logging
+    verbosity, progress = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if progress:
+            logging.enable_progress_bar()
