@@ -12,8 +12,8 @@ class Recorder(Protocol):
     def counter(self, name: str, value: float = 1.0, **labels: str) -> None:
         """Add ``value`` to a counter that only grows."""
 
-    def gauge(self, name: str, value: float, **labels: str) -> None:
-        """Set the current value of a quantity."""
+    def gauge(self, name: str, value: float, *, at_s: float | None = None, **labels: str) -> None:
+        """Set the current value of a quantity; ``at_s`` is the loop time, where the run's timeline shall show it."""
 
     def histogram(self, name: str, value: float, **labels: str) -> None:
         """Add one observation to a distribution."""
@@ -35,7 +35,7 @@ class NullRecorder:
     """Listens to nothing: the default wherever a recorder is optional."""
 
     def counter(self, name: str, value: float = 1.0, **labels: str) -> None: ...
-    def gauge(self, name: str, value: float, **labels: str) -> None: ...
+    def gauge(self, name: str, value: float, *, at_s: float | None = None, **labels: str) -> None: ...
     def histogram(self, name: str, value: float, **labels: str) -> None: ...
     def metrics(self, values: Mapping[str, float], *, policy_version: int) -> None: ...
     def event(self, name: str, **fields: Any) -> None: ...

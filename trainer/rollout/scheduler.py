@@ -8,12 +8,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from rollcage.envs.placements.base import Placement, PlacementError
+from rollcage.errors import RollcageError
 from rollcage.recorder import NullRecorder, Recorder
 from rollcage.trainer.rollout.account import Account
 from rollcage.trainer.rollout.buffer import SampleBuffer
 from rollcage.trainer.rollout.episode import Agent, Deadlines, run_episode
 from rollcage.trainer.rollout.seeding import key_seed
 from rollcage.trainer.types import Failure, Group, Trajectory
+
+
+class NothingSucceeds(RollcageError):
+    """Group after group was dropped: the environment, engine or limits are broken, and no batch will ever be full."""
 
 
 @dataclass(slots=True)
@@ -78,6 +83,8 @@ class Scheduler:
         self._record = record
         self._queue: deque[_Member] = deque()
         self._open: dict[int, _OpenGroup] = {}
+        self._drops_in_a_row = 0
+        self._last_failure = Failure("infra", "none")
         self.num_running = 0
 
     @property
@@ -151,6 +158,7 @@ class Scheduler:
         if failure is None:
             group.scored.append(trajectory)
         else:
+            self._last_failure = failure
             self.account.failed[f"{failure.kind}/{failure.reason}"] += 1
             self._recorder.event(
                 "sample_failed",
@@ -174,7 +182,14 @@ class Scheduler:
             self.account.filtered += len(group.scored)
             self._recorder.event("group_dropped", group=group.id, task_id=group.task_id, survivors=len(group.scored))
             self._buffer.drop(group.id)
+            self._drops_in_a_row += 1
+            if self._drops_in_a_row >= max(16, 2 * self._buffer.num_groups):
+                raise NothingSucceeds(
+                    f"{self._drops_in_a_row} groups in a row had too few scored episodes; the last failure was "
+                    f"{self._last_failure.kind}/{self._last_failure.reason}: {self._last_failure.message}"
+                )
             return
+        self._drops_in_a_row = 0
         members = sorted(group.scored, key=lambda trajectory: trajectory.sample_id)
         start_version = min(trajectory.start_version for trajectory in members)
         self._buffer.complete(Group(group.id, group.task_id, members, start_version))

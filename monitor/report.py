@@ -1,0 +1,198 @@
+"""The report of a run: curves, timeline, evaluations and transcripts in one folder that anyone can open."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rollcage.errors import require
+from rollcage.monitor.run_folder import read_metrics, read_rows
+
+Rows = Sequence[Mapping[str, Any]]
+
+_PANELS = (
+    ("reward and success of the rollouts", (("rollout/reward", "reward"), ("rollout/success", "success"))),
+    ("staleness (versions)", (("rollout/staleness", "mean"), ("rollout/staleness_max", "max"))),
+    ("sampled tokens an episode", (("rollout/sampled_tokens", "mean"),)),
+    ("entropy (nats a token)", (("learner/entropy", "mean"),)),
+    ("sampler against trainer: |log-probability gap|", (("learner/logprob_gap_mean", "mean"),)),
+    ("gradient norm", (("learner/grad_norm", "before clipping"),)),
+)
+
+
+def write_report(run: str | Path, *, command: str) -> Path:
+    """Write ``RUN/report`` and return it.
+
+    ``curves.png``, ``timeline.png``, ``transcripts.md``, and ``README.md`` that shows them all.
+
+    Args:
+        run: a run folder with at least one update.
+        command: the command that reproduces the run.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+        UserError: ``run`` is not a run folder.
+    """
+    require("matplotlib", "train").use("Agg")
+    folder = Path(run) / "report"
+    metrics, timeline = read_metrics(run), read_rows(run, "timeline")
+    evaluations = read_rows(run, "evaluations")
+    folder.mkdir(exist_ok=True)
+    _plot_curves(folder / "curves.png", metrics, evaluations)
+    overlap = _plot_timeline(folder / "timeline.png", timeline)
+    (folder / "transcripts.md").write_text(_transcripts(evaluations), encoding="utf-8")
+    (folder / "README.md").write_text(_page(Path(run), metrics, evaluations, overlap, command), encoding="utf-8")
+    return folder
+
+
+def _column(metrics: Rows, name: str) -> npt.NDArray[np.float64]:
+    return np.array([row.get(name, np.nan) for row in metrics], float)
+
+
+def _plot_curves(path: Path, metrics: Rows, evaluations: Rows) -> None:
+    from matplotlib import pyplot as plt
+
+    elapsed = _column(metrics, "time/elapsed_s")
+    figure, axes = plt.subplots(3, 2, figsize=(12, 10), constrained_layout=True)
+    for axis, (title, lines) in zip(axes.flat, _PANELS, strict=True):
+        for name, label in lines:
+            axis.plot(elapsed, _column(metrics, name), label=label, linewidth=1.2)
+        axis.set_title(title)
+        axis.set_xlabel("seconds of training")
+        axis.grid(alpha=0.3)
+    for row in evaluations:
+        at_s = elapsed[-1] if row["when"] == "after" else 0.0
+        low, high = row["success_ci95"]
+        rate = row["success_rate"]
+        axes.flat[0].errorbar(
+            at_s, rate, yerr=[[rate - low], [high - rate]], fmt="o", capsize=4, label=f"{row['when']}, {row['name']}"
+        )
+    for axis in axes.flat:
+        axis.legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def _plot_timeline(path: Path, timeline: Rows) -> dict[str, float]:
+    """Draw what the learner and the engines did at the same moments; returns shares of the learner's time and overlap."""
+    from matplotlib import pyplot as plt
+
+    spans = [row for row in timeline if row.get("track") == "learner"]
+    tokens = [(row["at_s"], row["value"]) for row in timeline if row.get("gauge") == "sampled_tokens"]
+    running = [(row["at_s"], row["value"]) for row in timeline if row.get("gauge") == "running_episodes"]
+    start_s = min((row["start_s"] for row in spans), default=0.0)
+    figure, (learner, engine, slots) = plt.subplots(
+        3, 1, figsize=(12, 6), sharex=True, constrained_layout=True, height_ratios=[1, 2, 2]
+    )
+    for name, colour in (("train", "tab:blue"), ("publish", "tab:red"), ("wait", "lightgrey")):
+        bars = [(row["start_s"] - start_s, row["end_s"] - row["start_s"]) for row in spans if row["span"] == name]
+        learner.broken_barh(bars, (0, 1), facecolors=colour, label=name)
+    learner.set_yticks([])
+    learner.set_title("learner")
+    learner.legend(loc="upper right", ncols=3, fontsize=8)
+    rates = _rates(tokens)
+    engine.step([at_s - start_s for at_s, _ in rates], [rate for _, rate in rates], where="pre", linewidth=1)
+    engine.set_title("engines: sampled tokens per second")
+    slots.step([at_s - start_s for at_s, _ in running], [value for _, value in running], where="pre", linewidth=1)
+    slots.set_title("running episodes")
+    slots.set_xlabel("seconds")
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+    return _overlap(spans, rates)
+
+
+def _rates(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return (time, increase per second since the point before)."""
+    return [
+        (later[0], (later[1] - earlier[1]) / (later[0] - earlier[0]))
+        for earlier, later in zip(points, points[1:], strict=False)
+        if later[0] > earlier[0]
+    ]
+
+
+def _overlap(spans: Rows, rates: Sequence[tuple[float, float]]) -> dict[str, float]:
+    """Return the shares of the learner's time, and of the moments it trained, how many saw tokens being sampled."""
+    total_s = sum(row["end_s"] - row["start_s"] for row in spans) or 1.0
+    shares = {
+        name: sum(row["end_s"] - row["start_s"] for row in spans if row["span"] == name) / total_s
+        for name in ("train", "wait", "publish")
+    }
+    training = [(row["start_s"], row["end_s"]) for row in spans if row["span"] == "train"]
+    during = [rate for at_s, rate in rates if any(start <= at_s <= end for start, end in training)]
+    return {**shares, "overlap": float(np.mean([rate > 0 for rate in during])) if during else 0.0}
+
+
+def _transcripts(evaluations: Rows) -> str:
+    """Return the same tasks, before and after, one under the other."""
+    pages = ["# The same tasks before and after training\n"]
+    tasks: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for row in evaluations:
+        for sample in row.get("samples", ()):
+            tasks.setdefault((row["name"], sample["task_id"]), []).append({"when": row["when"], **sample})
+    for (name, task_id), samples in tasks.items():
+        pages.append(f"## {name}: {task_id}\n\n{_quote(samples[0]['prompt'])}\n")
+        for sample in samples:
+            end = "no score" if sample["failure"] else "right" if sample["success"] else "wrong"
+            pages.append(f"**{sample['when']}** ({end}, reward {sample['return']:g})\n")
+            for turn in sample["turns"]:
+                pages.append(_quote(turn["action"]) + "\n")
+                if turn["observation"] and len(sample["turns"]) > 1:
+                    pages.append(f"environment:\n\n{_quote(turn['observation'])}\n")
+    return "\n".join(pages)
+
+
+def _quote(text: str) -> str:
+    clean = html.escape(text.encode("utf-8", "replace").decode("utf-8"), quote=False)
+    return "\n".join(f"> {line}  " for line in clean.splitlines() or [""])
+
+
+def _page(run: Path, metrics: Rows, evaluations: Rows, overlap: Mapping[str, float], command: str) -> str:
+    last = metrics[-1] if metrics else {}
+    lines = [
+        f"# Run {run.name}",
+        "",
+        "| evaluation | tasks | scored | success | 95 % interval | mean reward | failures |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in evaluations:
+        low, high = row["success_ci95"]
+        failures = ", ".join(f"{kind} {count}" for kind, count in row["failures"].items()) or "none"
+        lines.append(
+            f"| {row['when']}, {row['name']} | {row['num_tasks']} | {row['num_scored']} | {100 * row['success_rate']:.1f} % "
+            f"| {100 * low:.1f} to {100 * high:.1f} % | {row['mean_reward']:.3f} | {failures} |"
+        )
+    gains = _gains(evaluations)
+    lines += ["", *(f"**{name}: {gain:+.1f} points.**  " for name, gain in gains.items()), ""]
+    lines += [
+        f"{len(metrics)} updates in {last.get('time/elapsed_s', 0.0):.0f} s of training. The learner trained "
+        f"{100 * overlap['train']:.0f} % of the time, waited for samples {100 * overlap['wait']:.0f} %, published "
+        f"{100 * overlap['publish']:.1f} %. In {100 * overlap['overlap']:.0f} % of the moments in which it trained, the "
+        "engines were sampling too.",
+        "",
+        "Samples: " + ", ".join(f"{key.split('/')[1]} {last[key]:.0f}" for key in last if key.startswith("account/")) + ".",
+        "An episode that failed (an environment, engine or deadline gave up) has no reward: it is counted as failed, never as 0.",
+        "",
+        "![curves](curves.png)",
+        "",
+        "![timeline](timeline.png)",
+        "",
+        "[Transcripts before and after](transcripts.md)",
+        "",
+        "Again, with the same seed:",
+        "",
+        f"    {command}",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _gains(evaluations: Rows) -> dict[str, float]:
+    """Return points of success gained, by evaluation."""
+    before = {row["name"]: row["success_rate"] for row in evaluations if row["when"] == "before"}
+    after = {row["name"]: row["success_rate"] for row in evaluations if row["when"] == "after"}
+    return {name: 100 * (after[name] - before[name]) for name in after if name in before}
