@@ -105,9 +105,7 @@ class GeneratedTasks:
     Ids are ``split/index``.
     """
 
-    def __init__(
-        self, name: str, splits: Mapping[str, int], generate: Callable[[str, int], Mapping[str, Any]]
-    ) -> None:
+    def __init__(self, name: str, splits: Mapping[str, int], generate: Callable[[str, int], Mapping[str, Any]]) -> None:
         self.name, self.licence, self.splits = name, "", splits
         self._generate = generate
 
@@ -127,12 +125,18 @@ class GeneratedTasks:
         return self.task(split, int(index))
 
 
-def read_jsonl(path: str | Path, required: Iterable[str] = ()) -> list[dict[str, Any]]:
+def read_jsonl(
+    path: str | Path,
+    required: Iterable[str] = (),
+    convert: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+) -> list[dict[str, Any]]:
     """Read JSON lines (``.jsonl`` or ``.jsonl.xz``, UTF-8); blank lines are skipped.
 
+    ``convert`` may check and change each row; its ValueError says what is wrong with the row.
+
     Raises:
-        UserError: the file cannot be read, a line is not a JSON object, or a key of ``required`` is missing; the
-            message names the file and the line.
+        UserError: the file cannot be read, a line is not a JSON object, a key of ``required`` is missing, or
+            ``convert`` refuses a row; the message names the file and the line.
     """
     path = Path(path)
     rows: list[dict[str, Any]] = []
@@ -149,7 +153,10 @@ def read_jsonl(path: str | Path, required: Iterable[str] = ()) -> list[dict[str,
                     raise UserError(f"{path}:{number}: expected a JSON object, found {type(row).__name__}.")
                 if missing := [key for key in required if key not in row]:
                     raise UserError(f"{path}:{number}: the field {missing[0]!r} is missing (found: {', '.join(row)}).")
-                rows.append(row)
+                try:
+                    rows.append(convert(row) if convert else row)
+                except ValueError as error:
+                    raise UserError(f"{path}:{number}: {error}.") from None
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; give the path of a JSON-lines file.") from None
     except (OSError, UnicodeDecodeError, lzma.LZMAError) as error:
