@@ -1,0 +1,1 @@
+"""Evaluation: a policy plays a sample of tasks; success with confidence intervals, resumable."""
