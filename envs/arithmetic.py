@@ -6,18 +6,19 @@ What is read (one policy, wherever an expression is read):
   ``1,000``;
 - ``+ - * /`` with the usual precedence, from left to right, and round parentheses nested to any depth;
 - one minus sign before a number or a parenthesis (``-3+5``, ``3*-5``); no plus sign, no two signs (``3---5``);
-- other ways to write just these: ``× · ⋅ ∗ \times \cdot`` (times), ``÷ ∕ \div`` (division), ``− –`` (minus), the
-  full-width forms of digits, signs and parentheses, and the usual Unicode spaces;
+- other ways to write just these: ``× · ⋅ ∗ \times \cdot`` (times), ``÷ ∕ \div`` (division), ``− –`` (minus), and the
+  full-width forms of digits, signs and parentheses;
+- any white space between numbers, signs and parentheses;
 - at the end, if the writer likes, one equals sign and the integer that the expression is claimed to be (``3+5 = 8``).
 
-Everything else is malformed: two operands with no operator between them (``3 5``, ``2(3)``), ``**``, ``//``, ``%``, ``!``,
-``^``, names and calls, square brackets, digits of other scripts, invisible characters.
+Everything else is malformed: two operands with no operator between them (``3 5``, ``2(3)``), ``**``, ``//``, ``%``,
+``!``, ``^``, names and calls, square brackets, digits of other scripts, invisible characters.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from functools import lru_cache
 from math import gcd
 from typing import NamedTuple
 
@@ -26,16 +27,17 @@ _SYNONYMS = str.maketrans(
         **dict.fromkeys("×·⋅∗＊", "*"),
         **dict.fromkeys("÷∕／", "/"),
         **dict.fromkeys("−–－", "-"),
-        **dict.fromkeys("\u00a0\u2002\u2003\u2007\u2009\u200a\u202f\u3000", " "),
         **dict(zip("＋（）＝０１２３４５６７８９", "+()=0123456789", strict=True)),
     }
 )
 _LATEX = {r"\times": "*", r"\cdot": "*", r"\div": "/"}
 _LATEX_OPERATOR = re.compile(r"\\(?:times|cdot|div)(?![A-Za-z])")
-_READABLE = re.compile(r"[0-9+\-*/()= \t\r\n]*")
-_TOKEN = re.compile(r"[0-9]+|[-+*/()=]")
+_NUMBER = re.compile(r"([1-9][0-9]*|0(?![0-9]))")
+_CLAIM = re.compile(r"\s*(-?(?:[1-9][0-9]*|0))\s*")
+
+# In a shape and in postfix order, "1" stands for any number and "~" for the minus sign before an operand.
 _PRECEDENCE = {"(": 0, "+": 1, "-": 1, "*": 2, "/": 2, "~": 3}
-_NEGATE = "~"
+_MAX_CACHED_SHAPE = 128
 
 
 class Expression(NamedTuple):
@@ -43,49 +45,55 @@ class Expression(NamedTuple):
 
     Attributes:
         numbers: its numbers as they are written, in order (strings: they may be of any length).
-        postfix: its numbers and operators in postfix order; ``~`` is the minus sign before an operand.
-        claim: what stands after the equals sign, as it is written, or None.
+        postfix: its operators in postfix order, with "1" for each number and "~" for the minus sign before an operand.
+        claim: the integer after the equals sign, as it is written, or None.
     """
 
     numbers: list[str]
-    postfix: list[str]
+    postfix: str
     claim: str | None
 
 
 def parse(text: str) -> Expression | None:
-    """Return the expression that ``text`` holds, or None where it is malformed. Never raises; linear time."""
+    """Return the expression that ``text`` holds, or None where it is malformed. Never raises; linear time.
+
+    >>> parse("(3 + 5) * 10 = 80")
+    Expression(numbers=['3', '5', '10'], postfix='11+1*', claim='80')
+    """
     if not text.isascii():
         text = text.translate(_SYNONYMS)
     if "\\" in text:
         text = _LATEX_OPERATOR.sub(lambda match: _LATEX[match[0]], text)
-    if not _READABLE.fullmatch(text):
-        return None
-    tokens = _TOKEN.findall(text)
     claim = None
-    if "=" in tokens:
-        equals = tokens.index("=")
-        claim = "".join(tokens[equals + 1 :])
-        if len(tokens) - equals > 3 or not _is_integer(claim):
+    if "=" in text:
+        text, _, rest = text.partition("=")
+        match = _CLAIM.fullmatch(rest)
+        if match is None:
             return None
-        del tokens[equals:]
-    numbers: list[str] = []
+        claim = match[1]
+    parts = _NUMBER.split(text)  # what stands between the numbers, and the numbers, in turn
+    shape = "".join("1".join(parts[::2]).split())
+    # Expressions of one shape, such as (1+1)*1, differ in their numbers only, and there are few short shapes.
+    postfix = _cached_postfix(shape) if len(shape) <= _MAX_CACHED_SHAPE else _postfix(shape)
+    return None if postfix is None else Expression(parts[1::2], postfix, claim)
+
+
+def _postfix(shape: str) -> str | None:
+    """Return a shape in postfix order, or None where it is malformed (Dijkstra's shunting-yard algorithm)."""
     postfix: list[str] = []
     waiting: list[str] = []  # operators and open parentheses whose right side has not been read
     operand_next = True
-    for token in tokens:
+    for token in shape:
         if operand_next:
-            if token == "(":
-                waiting.append(token)
-            elif token == "-":
-                if waiting and waiting[-1] == _NEGATE:
-                    return None
-                waiting.append(_NEGATE)
-            elif token in "+*/)" or (token[0] == "0" and token != "0"):
-                return None
-            else:
-                numbers.append(token)
+            if token == "1":
                 postfix.append(token)
                 operand_next = False
+            elif token == "(":
+                waiting.append(token)
+            elif token == "-" and not (waiting and waiting[-1] == "~"):
+                waiting.append("~")
+            else:
+                return None
         elif token == ")":
             while waiting and waiting[-1] != "(":
                 postfix.append(waiting.pop())
@@ -93,8 +101,7 @@ def parse(text: str) -> Expression | None:
                 return None
             waiting.pop()
         elif token in "+-*/":
-            precedence = _PRECEDENCE[token]
-            while waiting and _PRECEDENCE[waiting[-1]] >= precedence:
+            while waiting and _PRECEDENCE[waiting[-1]] >= _PRECEDENCE[token]:
                 postfix.append(waiting.pop())
             waiting.append(token)
             operand_next = True
@@ -102,22 +109,28 @@ def parse(text: str) -> Expression | None:
             return None
     if operand_next or "(" in waiting:
         return None
-    postfix.extend(reversed(waiting))
-    return Expression(numbers, postfix, claim)
+    return "".join(postfix) + "".join(reversed(waiting))
 
 
-def evaluate(postfix: Sequence[str]) -> tuple[int, int] | None:
+_cached_postfix = lru_cache(maxsize=8192)(_postfix)
+
+
+def evaluate(expression: Expression) -> tuple[int, int] | None:
     """Return the exact value as (numerator, denominator > 0) in lowest terms, or None where it divides by zero.
 
     The work grows with the size of the numbers: check an untrusted expression's numbers first.
+
+    >>> evaluate(parse("7/2 - 1"))
+    (5, 2)
     """
+    numbers = map(int, expression.numbers)
     stack: list[tuple[int, int]] = []
-    for token in postfix:
-        if token not in _PRECEDENCE:
-            stack.append((int(token), 1))
+    for token in expression.postfix:
+        if token == "1":
+            stack.append((next(numbers), 1))
             continue
         c, d = stack.pop()
-        if token == _NEGATE:
+        if token == "~":
             stack.append((-c, d))
             continue
         a, b = stack.pop()
@@ -131,7 +144,11 @@ def evaluate(postfix: Sequence[str]) -> tuple[int, int] | None:
             return None
         else:
             stack.append((a * d, b * c))
-    numerator, denominator = stack.pop()
+    return reduced(*stack.pop())
+
+
+def reduced(numerator: int, denominator: int) -> tuple[int, int]:
+    """Return the fraction in lowest terms with a denominator above zero."""
     divisor = gcd(numerator, denominator) if denominator > 0 else -gcd(numerator, denominator)
     return numerator // divisor, denominator // divisor
 
@@ -139,8 +156,3 @@ def evaluate(postfix: Sequence[str]) -> tuple[int, int] | None:
 def format_value(value: tuple[int, int]) -> str:
     """Return ``(7, 2)`` as "7/2" and ``(8, 1)`` as "8"."""
     return f"{value[0]}" if value[1] == 1 else f"{value[0]}/{value[1]}"
-
-
-def _is_integer(text: str) -> bool:
-    digits = text.removeprefix("-")
-    return digits.isdigit() and (digits == "0" or digits[0] != "0")

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rollcage.envs.answer_tags import CLOSE, OPEN, find_answer
+from rollcage.envs.answers import outside_thinking
 from rollcage.envs.arithmetic import evaluate, format_value, parse
 from rollcage.envs.core import TextEnv, Turn
 from rollcage.envs.countdown_solver import random_expression, solve
@@ -16,6 +16,7 @@ from rollcage.envs.countdown_tasks import file_tasks, generated_tasks, problem_f
 from rollcage.envs.tasks import Task
 from rollcage.errors import UserError
 
+_OPEN, _CLOSE = "<answer>", "</answer>"
 OUTCOMES = ("right", "wrong_value", "wrong_numbers", "division_by_zero", "malformed", "no_answer")
 
 
@@ -29,9 +30,9 @@ class CountdownEnv(TextEnv):
     or come from data files such as Countdown-Tasks-3to4.
 
     ## Action Space
-    `UnicodeText`: any message. The answer is the content of its last ``<answer>...</answer>`` block
-    (`rollcage.envs.answer_tags` says which); what is read as an expression is said in `rollcage.envs.arithmetic`. An
-    answer may end with ``= N``; then N must be the target, too.
+    `UnicodeText`: any message. The answer stands after its last ``<answer>``, up to ``</answer>``; what is thinking
+    (`rollcage.envs.answers`) does not count, nor does an answer whose tag is never closed. What an expression may look
+    like is said in `rollcage.envs.arithmetic`; where it ends with ``= N``, N must be the target, too.
 
     ## Observation Space
     `UnicodeText`: first the problem, then a verdict on each answer: what it is worth, or which rule it broke.
@@ -133,25 +134,27 @@ class CountdownEnv(TextEnv):
         expression = solve(numbers, target)
         if expression is None:
             raise UserError(f"task {self.task.id!r}: {target} cannot be made from {numbers}.")
-        return f"{OPEN}{expression}{CLOSE}"
+        return f"{_OPEN}{expression}{_CLOSE}"
 
     def random_action(self, rng: np.random.Generator) -> str:
         """Return a well-formed answer that uses every number once, otherwise random."""
-        return f"{OPEN}{random_expression(self.task.data['numbers'], rng)}{CLOSE}"
+        return f"{_OPEN}{random_expression(self.task.data['numbers'], rng)}{_CLOSE}"
 
 
 def judge(message: str, numbers: Sequence[int], target: int) -> tuple[str, str]:
     """Return the outcome of a message (one of `OUTCOMES`) and a sentence that says why. Never raises; linear time."""
-    answer = find_answer(message)
-    if answer is None:
+    text = outside_thinking(message)
+    begin = text.rfind(_OPEN)
+    end = text.find(_CLOSE, begin)
+    if begin < 0 or end < 0:
         return "no_answer", "No answer: give an expression in <answer> </answer> tags."
-    expression = parse(answer)
+    expression = parse(text[begin + len(_OPEN) : end])
     if expression is None:
         return "malformed", "Malformed: the answer must be one expression of whole numbers, + - * / and parentheses."
     # Written numbers have one form only, so they are compared as text: nothing that is not given is ever computed with.
     if sorted(expression.numbers) != sorted(map(str, numbers)):
         return "wrong_numbers", f"Wrong numbers: use each of {', '.join(map(str, numbers))} exactly once, and no other."
-    value = evaluate(expression.postfix)
+    value = evaluate(expression)
     if value is None:
         return "division_by_zero", "Wrong: the expression divides by zero."
     if value != (target, 1):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations
-from math import gcd
 
 import numpy as np
+
+from rollcage.envs.arithmetic import reduced
 
 _Value = tuple[int, int]  # numerator and denominator (> 0) in lowest terms
 _Found = dict[_Value, str]  # value -> an expression that is worth it
@@ -53,14 +54,14 @@ def _missing(target: _Value, value: _Value) -> list[tuple[_Value, str, str]]:
     """Return each (x, operator, "") with ``value operator x == target``, and (x, "", operator) where x stands first."""
     (t, u), (v, w) = target, value
     found = [
-        (_reduced(t * w - v * u, u * w), "", "+"),
-        (_reduced(t * w + v * u, u * w), "", "-"),
-        (_reduced(v * u - t * w, u * w), "-", ""),
+        (reduced(t * w - v * u, u * w), "", "+"),
+        (reduced(t * w + v * u, u * w), "", "-"),
+        (reduced(v * u - t * w, u * w), "-", ""),
     ]
     if v:
-        found += [(_reduced(t * w, u * v), "", "*"), (_reduced(t * v, u * w), "", "/")]
+        found += [(reduced(t * w, u * v), "", "*"), (reduced(t * v, u * w), "", "/")]
         if t:
-            found.append((_reduced(v * u, w * t), "/", ""))
+            found.append((reduced(v * u, w * t), "/", ""))
     return found
 
 
@@ -73,14 +74,14 @@ def _values(numbers: tuple[int, ...], listed: dict[tuple[int, ...], _Found]) -> 
         for part, rest in _splits(numbers, size):
             for (a, b), left in _values(part, listed).items():
                 for (c, d), right in _values(rest, listed).items():
-                    found.setdefault(_reduced(a * d + c * b, b * d), f"({left}+{right})")
-                    found.setdefault(_reduced(a * d - c * b, b * d), f"({left}-{right})")
-                    found.setdefault(_reduced(c * b - a * d, b * d), f"({right}-{left})")
-                    found.setdefault(_reduced(a * c, b * d), f"({left}*{right})")
+                    found.setdefault(reduced(a * d + c * b, b * d), f"({left}+{right})")
+                    found.setdefault(reduced(a * d - c * b, b * d), f"({left}-{right})")
+                    found.setdefault(reduced(c * b - a * d, b * d), f"({right}-{left})")
+                    found.setdefault(reduced(a * c, b * d), f"({left}*{right})")
                     if c:
-                        found.setdefault(_reduced(a * d, b * c), f"({left}/{right})")
+                        found.setdefault(reduced(a * d, b * c), f"({left}/{right})")
                     if a:
-                        found.setdefault(_reduced(b * c, a * d), f"({right}/{left})")
+                        found.setdefault(reduced(b * c, a * d), f"({right}/{left})")
     listed[numbers] = found
     return found
 
@@ -93,11 +94,6 @@ def _splits(numbers: tuple[int, ...], size: int) -> Iterator[tuple[tuple[int, ..
         if part not in seen:
             seen.add(part)
             yield part, tuple(number for i, number in enumerate(numbers) if i not in chosen)
-
-
-def _reduced(numerator: int, denominator: int) -> _Value:
-    divisor = gcd(numerator, denominator) if denominator > 0 else -gcd(numerator, denominator)
-    return numerator // divisor, denominator // divisor
 
 
 def _bare(expression: str) -> str:
