@@ -51,9 +51,9 @@ class CountdownEnv(TextEnv):
 
     ## Arguments
     - ``num_numbers``: how many numbers a procedural task has: 3 to 6, or a pair (low, high) of these.
-    - ``data``: a JSON-lines file (.jsonl or .jsonl.xz) whose rows hold "target" and "nums" (or "numbers"), which
-      becomes the split that ``split`` names; or a mapping {split: file}; or the folder that holds
-      countdown_3to4_train.jsonl and countdown_3to4_test.jsonl. Replaces the procedural tasks.
+    - ``data``: a file whose rows hold "target" and "nums" (or "numbers"), such as those of Countdown-Tasks-3to4, as
+      JSON lines (.jsonl or .jsonl.xz), which becomes the split that ``split`` names; or a mapping {split: file}; or a
+      folder of files named after their splits (``..._train.jsonl``, ``..._test.jsonl``). Replaces the procedural tasks.
     - ``split``: "train" (10,000,000 procedural tasks), "validation" or "test" (10,000 each); no problem of one split
       is a problem of another.
     - ``max_attempts``: answers an episode allows; after a wrong one the agent is told what was wrong.
@@ -82,6 +82,10 @@ class CountdownEnv(TextEnv):
     ) -> None:
         if max_attempts < 1:
             raise UserError(f"max_attempts must be at least 1, not {max_attempts}.")
+        if not 0 <= format_reward < 1:
+            raise UserError(
+                f"format_reward must be at least 0 and below 1, the reward of a right answer, not {format_reward}."
+            )
         tasks = generated_tasks(num_numbers) if data is None else file_tasks(data, split)
         super().__init__(tasks, split=split, max_turns=max_turns, render_mode=render_mode)
         self.max_attempts, self.format_reward = max_attempts, float(format_reward)

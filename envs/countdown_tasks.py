@@ -8,11 +8,11 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from rollcage.envs.tasks import GeneratedTasks, RowTasks, TaskSet, read_jsonl
+from rollcage.envs.data import own_files, read_rows
+from rollcage.envs.tasks import GeneratedTasks, RowTasks, TaskSet
 from rollcage.errors import UserError
 
 SPLIT_SIZES = {"train": 10_000_000, "validation": 10_000, "test": 10_000}
-DATA_FILES = {"train": "countdown_3to4_train.jsonl", "test": "countdown_3to4_test.jsonl"}
 MAX_NUMBERS, MAX_NUMBER, MAX_TARGET = 8, 999_999, 999_999_999
 
 _NUM_BUCKETS = 8
@@ -108,21 +108,17 @@ def _last_step(a: int, b: int, plus_first: int) -> int:
 
 
 def file_tasks(data: str | Path | Mapping[str, str | Path], split: str) -> TaskSet:
-    """Return the tasks of data files; see ``data`` of `CountdownEnv`.
+    """Return the tasks of data files: one file, which becomes ``split``, or whatever else `own_files` takes.
 
     Raises:
         UserError: a file is missing or unreadable, or a row is malformed (the message names the file and the line).
     """
-    if isinstance(data, Mapping):
-        files = {name: Path(path) for name, path in data.items()}
-    elif Path(data).is_dir():
-        files = {name: Path(data) / file for name, file in DATA_FILES.items() if (Path(data) / file).is_file()}
-        if not files:
-            raise UserError(f"{data}: this folder holds none of {', '.join(DATA_FILES.values())}.")
-    else:
-        files = {split: Path(data)}
-    rows = {name: read_jsonl(path, convert=problem_from_row) for name, path in files.items()}
-    return RowTasks("countdown-file", rows)
+    one_file = not isinstance(data, Mapping) and not Path(data).is_dir()
+    files = own_files({split: data} if one_file else data)
+    return RowTasks(
+        "countdown-file",
+        {name: [row for path in paths for row in read_rows(path, problem_from_row)] for name, paths in files.items()},
+    )
 
 
 def problem_from_row(row: Mapping[str, Any]) -> dict[str, Any]:
