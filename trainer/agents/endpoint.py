@@ -55,10 +55,10 @@ class CallFailed(Exception):
 class ChatEndpoint:
     """One model at one endpoint.
 
-    Errors: until the endpoint has given its first good reply, a failure that would meet every episode (down, wrong key,
-    unknown model, no JSON) is a UserError that ends the run. Later it is that episode's own: AgentFailed of kind "infra"
-    after the retries are used up, of kind "model" where the endpoint's filter refused the conversation, ContextFull
-    where the conversation has outgrown the model.
+    Errors: until the endpoint has given its first good reply, a failure that would meet every episode (down, wrong
+    key, unknown model, no JSON) is a UserError that ends the run. Later it is that episode's own: AgentFailed of kind
+    "infra" after the retries are used up, of kind "model" where the endpoint's filter refused the conversation,
+    ContextFull where the conversation has outgrown the model.
 
     Args:
         url: base URL; "/v1" is added where it has no path, a trailing "/chat/completions" is dropped.
@@ -144,7 +144,7 @@ class ChatEndpoint:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _make_sure(self) -> None:
-        """Raise UserError where the endpoint has not answered once, and does not answer the simplest question either."""
+        """Raise UserError where the endpoint has not answered once, and does not answer a simple question either."""
         async with self._probing:
             if self._answered:
                 return
@@ -201,7 +201,8 @@ class ChatEndpoint:
         except TimeoutError:
             raise CallFailed("endpoint_timeout", f"no answer within {timeout_s:g} s") from None
         except ConnectionRefusedError:
-            raise CallFailed("endpoint_down", "connection refused: start the server or mend the URL", retry_s=0) from None
+            text = "connection refused: start the server or mend the URL"
+            raise CallFailed("endpoint_down", text, retry_s=0) from None
         except ssl.SSLError as error:
             raise CallFailed("endpoint_tls", f"no secure connection ({error.reason})") from None
         except socket.gaierror:

@@ -52,15 +52,16 @@ class SolverPolicy:
     concurrency = 8
 
     def __init__(self, kind: Literal["expert", "random"], *, deadline_s: float = 60.0) -> None:
-        self.name = self.identity = self.kind = kind
-        self._deadline_s = deadline_s
+        self.name: str = kind
+        self.identity: str = kind
+        self._kind, self._deadline_s = kind, deadline_s
 
     async def start(self) -> None:
         """Nothing to do."""
 
     def agent(self, handle: EnvHandle, *, name: str, seed: int) -> Agent:
         """See `Policy`."""
-        return SolverAgent(handle, self.kind, seed=seed, deadline_s=self._deadline_s)
+        return SolverAgent(handle, self._kind, seed=seed, deadline_s=self._deadline_s)
 
     async def close(self) -> None:
         """Nothing to do."""
@@ -106,7 +107,7 @@ def make_policy(name: str, sampling: Sampling, *, timeout_s: float = 600.0, conc
     if name.startswith("openai:"):
         match = re.fullmatch(r"openai:(.+?)@(https?://.+)", name)
         if match is None:
-            raise UserError(f"{name!r} is no policy: write openai:MODEL@URL, as in openai:my-model@http://localhost:8000/v1")
+            raise UserError(f"{name!r}: write openai:MODEL@URL, as in openai:my-model@http://localhost:8000/v1")
         model, url = match.groups()
         concurrency = concurrency or 16
         key = os.environ.get("OPENAI_API_KEY", "").strip()

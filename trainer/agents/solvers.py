@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from rollcage.envs.placements.base import EnvHandle
-from rollcage.trainer.rollout.episode import Message
+from rollcage.errors import UserError
+from rollcage.trainer.rollout.episode import AgentFailed, Message
 from rollcage.trainer.rollout.seeding import key_seed
 from rollcage.trainer.types import Segment
 
@@ -28,11 +29,14 @@ class SolverAgent:
         self.segments: list[Segment] = []
 
     async def act(self, observation: str) -> Message:
-        """See `Agent`; the observation is not looked at."""
-        method, arguments = ("expert", ()) if self._kind == "expert" else ("random_action", (self._turn_seed(),))
-        action = await self._handle.call(method, *arguments, deadline_s=self._deadline_s)
+        """See `Agent`; the observation is not looked at. A task that the solver cannot solve is its failure."""
+        try:
+            if self._kind == "expert":
+                action = await self._handle.call("expert", deadline_s=self._deadline_s)
+            else:
+                seed = key_seed(self._seed, self._num_turns)
+                action = await self._handle.call("random_action", seed, deadline_s=self._deadline_s)
+        except UserError as error:
+            raise AgentFailed("model", f"no_{self._kind}", str(error)) from None
         self._num_turns += 1
         return Message(action)
-
-    def _turn_seed(self) -> int:
-        return key_seed(self._seed, self._num_turns)

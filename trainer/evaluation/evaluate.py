@@ -18,7 +18,7 @@ from gymnasium.envs.registration import load_env_creator
 from rollcage.envs import TextEnv, find_spec, make, sample_indices
 from rollcage.envs.placements.base import EnvConfig, Placement, PlacementError
 from rollcage.errors import UserError
-from rollcage.trainer.agents.policies import Policy
+from rollcage.trainer.agents.policies import SOLVERS, Policy
 from rollcage.trainer.evaluation.statistics import clustered_ci95, pass_at_k
 from rollcage.trainer.evaluation.store import EpisodeStore
 from rollcage.trainer.progress import ProgressLine
@@ -71,7 +71,7 @@ def plan(
         num_tasks: how many of its tasks, drawn by ``seed`` (all where None or too many).
         seed: of the draw and of every episode.
         attempts: episodes of each task.
-        solver: "expert" or "random" where the environment itself is to play.
+        solver: where it is "expert" or "random", make sure that the environment can play itself.
 
     Raises:
         UserError: unknown environment, argument or split; malformed data; a solver that the environment does not offer.
@@ -88,7 +88,7 @@ def plan(
             split = "test" if "test" in inner.tasks.splits else inner.split
         indices = sample_indices(inner.tasks, split, num_tasks, seed)
         task_ids = tuple(inner.tasks.task(split, index).id for index in indices)
-        if solver is not None and task_ids:
+        if solver in SOLVERS:
             env.reset(seed=0, options={"task": task_ids[0]})
             _ = inner.expert() if solver == "expert" else inner.random_action(np.random.default_rng(0))
         placement = str(inner.metadata.get("placement", "inline"))
@@ -98,10 +98,9 @@ def plan(
 
 
 def _takes_split(env_id: str) -> bool:
-    creator = find_spec(env_id).entry_point
-    if isinstance(creator, str):
-        creator = load_env_creator(creator)
-    parameters = inspect.signature(creator).parameters if creator is not None else {}
+    entry_point: Any = find_spec(env_id).entry_point
+    creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
+    parameters = inspect.signature(creator).parameters
     return "split" in parameters or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
 
 

@@ -1,7 +1,7 @@
 """The folder of one evaluation: every finished episode is a line on disk, so that a killed evaluation goes on.
 
-    evaluation.json   what is evaluated: going on with anything else is refused
-    episodes.jsonl    one finished episode a line (see `rollcage.trainer.rollout.record`)
+- evaluation.json: what is evaluated; going on with anything else is refused
+- episodes.jsonl: one finished episode a line (see `rollcage.trainer.rollout.record`)
 """
 
 from __future__ import annotations
@@ -89,21 +89,21 @@ class EpisodeStore:
             earlier = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             if self._file.seek(0, os.SEEK_END) > 0:
-                raise UserError(f"{self.folder}: has episodes.jsonl but no evaluation.json; choose another --output.") from None
+                text = f"{self.folder}: has episodes.jsonl but no evaluation.json; choose another --output."
+                raise UserError(text) from None
             partial = path.with_suffix(".partial")
             partial.write_text(json.dumps(fingerprint, indent=1) + "\n", encoding="utf-8")
             partial.replace(path)
             return
         except (OSError, ValueError) as error:
             raise UserError(f"{path}: cannot be read ({error}); choose another --output.") from None
-        different = [key for key in fingerprint if not isinstance(earlier, dict) or earlier.get(key) != fingerprint[key]]
-        if different:
-            key = different[0]
+        for key, value in fingerprint.items():
             was = earlier.get(key) if isinstance(earlier, dict) else None
-            raise UserError(
-                f"{self.folder} holds another evaluation: {key} was {_short(was)}, now it is {_short(fingerprint[key])}; "
-                "choose another --output, or the same arguments to go on."
-            )
+            if was != value:
+                raise UserError(
+                    f"{self.folder} holds another evaluation: {key} was {_short(was)}, now it is {_short(value)}; "
+                    "choose another --output, or the same arguments to go on."
+                )
 
     def _read(self) -> list[dict[str, Any]]:
         """Return the complete lines; a line that a kill has cut short is taken off the file."""

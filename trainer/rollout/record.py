@@ -22,9 +22,10 @@ def trajectory_to_json(
     """Return the record of one episode, ready for `dump_line`.
 
     Keys: ``format``, ``id`` ("group.member"), ``env_id``, ``env_kwargs``, ``policy``, ``task_id``, ``seed`` and
-    ``options`` (of the reset), ``prompt``, ``turns`` (each with action, observation, reward, finish_reason, and segment,
-    start, end of its tokens), ``return``, ``success``, ``terminated``, ``truncated``, ``failure`` (None or kind, reason,
-    message), ``info``, ``start_version``, ``end_version``, ``start_s``, ``end_s``, and with ``tokens`` the ``segments``.
+    ``options`` (of the reset), ``prompt``, ``turns`` (each with action, observation, reward, finish_reason, and
+    segment, start, end of its tokens), ``return``, ``success``, ``terminated``, ``truncated``, ``failure`` (None or
+    kind, reason, message), ``info``, ``start_version``, ``end_version``, ``start_s``, ``end_s``, and with ``tokens``
+    the ``segments``.
 
     Args:
         trajectory: the episode.
@@ -71,7 +72,7 @@ def trajectory_from_json(record: Mapping[str, Any]) -> tuple[Trajectory, EnvConf
         UserError: it is no such record, or one of a newer format.
     """
     if record.get("format", FORMAT) not in range(1, FORMAT + 1):
-        raise UserError(f"the record has format {record['format']!r}, newer than this version of rollcage reads: update it.")
+        raise UserError(f"the record has format {record['format']!r}, newer than this version reads: update rollcage.")
     try:
         group, _, member = str(record.get("id", "0.0")).partition(".")
         trajectory = Trajectory(
@@ -95,7 +96,7 @@ _PLAIN = ("success", "terminated", "truncated", "start_version", "end_version", 
 
 
 def dump_line(value: Mapping[str, Any]) -> str:
-    """Return ``value`` as one line of strict JSON, newline included: ASCII, whatever the text holds; NaN becomes null."""
+    """Return ``value`` as one line of strict JSON, newline included: ASCII, whatever it holds; NaN becomes null."""
     try:
         return json.dumps(value, allow_nan=False) + "\n"
     except (TypeError, ValueError):

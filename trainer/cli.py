@@ -1,0 +1,188 @@
+"""The commands ``eval``, ``replay`` and ``train``: arguments in, one call, one line of JSON or a few for people out."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from rollcage.errors import UserError
+from rollcage.trainer.types import Sampling
+
+if TYPE_CHECKING:
+    from rollcage.trainer.agents.policies import Policy
+
+PLACEMENTS = ("inline", "process")
+POLICY_HELP = (
+    "expert or random (where the environment offers them), openai:MODEL@URL (key from $OPENAI_API_KEY), "
+    "or the path of a model folder, a GGUF file, a checkpoint, or a run (its newest checkpoint)"
+)
+
+
+class CommandParser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line: `UserError`."""
+
+    def __init__(self, prog: str, description: str, examples: str) -> None:
+        super().__init__(
+            prog=prog,
+            description=description,
+            epilog="examples:\n" + "\n".join(f"  {line}" for line in examples.splitlines()),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """Raise the message as a `UserError`."""
+        raise UserError(f"{message}  See: {self.prog} --help")
+
+
+def run_eval(argv: Sequence[str]) -> int:
+    """``rollcage eval``: let a policy play a sample of tasks."""
+    parser = CommandParser(
+        "rollcage eval",
+        "Let a policy play a sample of an environment's tasks; shows success with its 95 % interval.",
+        "rollcage eval rollcage/Countdown-v0 --policy expert --num-tasks 100 --json\n"
+        "rollcage eval rollcage/FrozenLake-v0 --policy random --split test --seed 1\n"
+        "rollcage eval rollcage/Math-v0 --env-arg data=gsm8k --policy openai:my-model@http://localhost:8000/v1\n"
+        "rollcage eval rollcage/Countdown-v0 --policy runs/my-run --num-tasks 2048 --output runs/my-eval",
+    )
+    parser.add_argument("env_id", metavar="ENV_ID", help="environment; your own: module:namespace/Name-v0")
+    parser.add_argument("--split", help="split of the tasks (default: test, where there is one)")
+    parser.add_argument("--num-tasks", type=positive, default=100, help="tasks to play (default: 100)")
+    parser.add_argument("--seed", type=natural, default=0, help="of the sample and of every episode (default: 0)")
+    parser.add_argument("--attempts", type=positive, default=1, help="episodes of each task (default: 1)")
+    parser.add_argument(
+        "--env-arg", action="append", default=[], metavar="KEY=VALUE", help="argument of the environment; repeatable"
+    )
+    add_policy_arguments(parser)
+    parser.add_argument("--output", type=Path, help="folder of the episodes; call again to go on after a kill")
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line on stdout")
+    arguments = parser.parse_args(argv)
+    from rollcage.trainer.evaluation.evaluate import plan
+    from rollcage.trainer.evaluation.session import run_evaluations
+
+    policy = policy_from(arguments)
+    evaluation = plan(
+        arguments.env_id,
+        parse_env_args(arguments.env_arg),
+        split=arguments.split,
+        num_tasks=arguments.num_tasks,
+        seed=arguments.seed,
+        attempts=arguments.attempts,
+        solver=arguments.policy,
+    )
+    [result] = run_evaluations(
+        policy, [(evaluation, arguments.output)], placement=arguments.placement, concurrency=arguments.concurrency
+    )
+    summary = result.summary()
+    sys.stdout.write(json.dumps(summary) + "\n" if arguments.json else format_summary(summary))
+    return 0
+
+
+def run_replay(argv: Sequence[str]) -> int:
+    """``rollcage replay``: play recorded actions again and show the first difference."""
+    parser = CommandParser(
+        "rollcage replay",
+        "Play recorded episodes again, action by action, and show the first difference. Exit code 1 where one differs.",
+        "rollcage replay runs/my-eval\nrollcage replay runs/my-run/trajectories.jsonl --trajectory 12.3",
+    )
+    parser.add_argument("source", type=Path, metavar="FILE_OR_RUN", help="recorded episodes, or a folder of them")
+    parser.add_argument("--trajectory", metavar="ID", help="only the episodes with this id or task id")
+    parser.add_argument("--placement", choices=PLACEMENTS, default="inline", help="where the environment runs")
+    arguments = parser.parse_args(argv)
+    from rollcage.trainer.replay import replay_all
+
+    num_same = num_different = 0
+    for name, difference in asyncio.run(replay_all(arguments.source, arguments.trajectory, arguments.placement)):
+        num_same, num_different = num_same + (difference is None), num_different + (difference is not None)
+        if difference is not None:
+            sys.stdout.write(f"{name}: {difference}\n")
+    sys.stdout.write(f"{num_same} identical, {num_different} different\n")
+    return 1 if num_different else 0
+
+
+def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what says who plays, and how fast."""
+    parser.add_argument("--policy", required=True, help=POLICY_HELP)
+    parser.add_argument(
+        "--temperature",
+        type=natural_float,
+        help="of a language model (default: 0, the most likely token, and 1 with several attempts)",
+    )
+    parser.add_argument("--max-new-tokens", type=positive, default=1024, help="of one message (default: 1024)")
+    parser.add_argument("--concurrency", type=positive, help="episodes at once (default: the policy's choice)")
+    parser.add_argument("--timeout", type=natural_float, default=600.0, help="seconds for one endpoint call (600)")
+    parser.add_argument("--placement", choices=PLACEMENTS, help="where environments run (default: as they ask)")
+
+
+def policy_from(arguments: argparse.Namespace) -> Policy:
+    """Return the policy that the arguments of `add_policy_arguments` and ``attempts`` name."""
+    from rollcage.trainer.agents.policies import make_policy
+
+    temperature = arguments.temperature
+    if temperature is None:
+        temperature = 0.0 if arguments.attempts == 1 else 1.0
+    sampling = Sampling(max_new_tokens=arguments.max_new_tokens, temperature=temperature)
+    return make_policy(arguments.policy, sampling, timeout_s=arguments.timeout, concurrency=arguments.concurrency)
+
+
+def parse_env_args(pairs: Sequence[str]) -> dict[str, Any]:
+    """Turn ``key=value`` pairs into arguments; a value is JSON where it can be read as such, else text.
+
+    Raises:
+        UserError: a pair without "=" or a key that is no name.
+    """
+    arguments: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key.isidentifier():
+            raise UserError(f"--env-arg {pair!r}: write KEY=VALUE, as in num_numbers=4")
+        try:
+            arguments[key] = json.loads(value)
+        except ValueError:
+            arguments[key] = value
+    return arguments
+
+
+def format_summary(summary: dict[str, Any]) -> str:
+    """Return the result of an evaluation for people."""
+    low, high = summary["success_ci95"]
+    success = "nothing was scored"
+    if summary["success_rate"] is not None:
+        success = f"{summary['success_rate']:.1%}  (95 % interval {low:.1%} to {high:.1%})"
+    failures = ", ".join(f"{reason}: {count}" for reason, count in summary["failure_reasons"].items()) or "none"
+    rows = {
+        "environment": f"{summary['env_id']}, split {summary['split']}",
+        "policy": summary["policy"],
+        "success": success,
+        "mean reward": "-" if summary["mean_reward"] is None else f"{summary['mean_reward']:.4g}",
+        "scored": f"{summary['num_scored']} episodes of {summary['num_tasks']} tasks x {summary['attempts']}",
+        "failures": failures,
+        "seconds": f"{summary['seconds']:.1f}",
+    }
+    return "".join(f"{name:12} {value}\n" for name, value in rows.items())
+
+
+def positive(text: str) -> int:
+    """Read a whole number of at least 1."""
+    if (value := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {text}")
+    return value
+
+
+def natural(text: str) -> int:
+    """Read a whole number of at least 0."""
+    if (value := int(text)) < 0:
+        raise argparse.ArgumentTypeError(f"must be at least 0, not {text}")
+    return value
+
+
+def natural_float(text: str) -> float:
+    """Read a number of at least 0."""
+    if not 0 <= (value := float(text)) < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a number of at least 0, not {text}")
+    return value

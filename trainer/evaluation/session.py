@@ -1,0 +1,61 @@
+"""From a command to its results: start the policy once, let it play one or more evaluations, stop everything."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from rollcage.envs.placements import make_placement
+from rollcage.trainer.agents.policies import Policy
+from rollcage.trainer.evaluation.evaluate import DEADLINES, Evaluation, Result, evaluate
+from rollcage.trainer.rollout.episode import Deadlines
+
+
+def run_evaluations(
+    policy: Policy,
+    evaluations: Sequence[tuple[Evaluation, Path | None]],
+    *,
+    placement: str | None = None,
+    concurrency: int | None = None,
+    deadlines: Deadlines = DEADLINES,
+) -> list[Result]:
+    """Run evaluations one after the other, with progress on standard error; see `evaluate`.
+
+    Args:
+        policy: who plays; it is started, and closed however this ends.
+        evaluations: each with its output folder, or None for none.
+        placement: "inline" or "process"; None for what each environment asks for.
+        concurrency: episodes at once; None for the policy's own choice.
+        deadlines: of every wait.
+
+    Raises:
+        UserError: the policy or an output folder cannot be used.
+    """
+
+    async def run() -> list[Result]:
+        results = []
+        try:
+            await policy.start()
+            num_slots = concurrency or policy.concurrency
+            for evaluation, output in evaluations:
+                where = make_placement(placement or evaluation.placement, evaluation.env, num_workers=num_slots)
+                try:
+                    results.append(
+                        await evaluate(
+                            evaluation,
+                            policy,
+                            where,
+                            concurrency=num_slots,
+                            deadlines=deadlines,
+                            output=output,
+                            progress=True,
+                        )
+                    )
+                finally:
+                    await where.close()
+        finally:
+            await policy.close()
+        return results
+
+    return asyncio.run(run())
