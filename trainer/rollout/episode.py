@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -141,11 +142,10 @@ async def _play(
         observation, reward, trajectory.terminated, trajectory.truncated, info = await handle.step(
             message.text, deadline_s=deadlines.env_s
         )
-        trajectory.turns.append(
-            TurnRecord(
-                message.text, observation, float(reward), message.segment, message.start, message.end, message.finish_reason
-            )
-        )
+        if not math.isfinite(reward):  # it would poison every mean and gradient that it enters
+            raise PlacementError(f"the environment gave the reward {reward}")
+        span = (message.segment, message.start, message.end)
+        trajectory.turns.append(TurnRecord(message.text, observation, float(reward), *span, message.finish_reason))
     trajectory.success = bool(info.get("success", False))
     trajectory.info = {key: value for key, value in info.items() if key not in ("task_id", "success", "failure")}
     if info.get("failure"):
