@@ -55,7 +55,7 @@ class TextEnv(gymnasium.Env[str, str]):
         UserError: unknown split, unknown task id, unknown key in ``options``.
     """
 
-    metadata: dict[str, Any] = {"render_modes": ["ansi"], "placement": "inline"}  # noqa: RUF012  (Gymnasium's type)
+    metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 1, "placement": "inline"}  # noqa: RUF012  (Gymnasium's type)
     tools: ClassVar[tuple[Mapping[str, Any], ...]] = ()
     """Tools a policy may call, each {"name", "description", "parameters": JSON schema}, for chat templates."""
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from rollcage.envs.core import TextEnv, Turn
-from rollcage.envs.frozen_lake_map import Lake, generate, longest_way
+from rollcage.envs.frozen_lake_map import Lake, generate, longest_way, safest_moves
 from rollcage.envs.moves import (
     MOVES,
     SPLIT_SIZES,
@@ -164,13 +164,15 @@ class FrozenLakeEnv(TextEnv):
     def expert(self) -> str:
         """See `TextEnv.expert`."""
         lake = self._lake
+        if self.state in lake.goals or self.state in lake.holes:
+            raise UserError("the episode is over: no move is left to make.")
         if self.is_slippery:
-            turns_left = 10 * len(lake.near) if self.max_turns is None else self.max_turns - self.num_turns
-            return write_moves([lake.safest_move(self.state, self.success_rate, turns_left)])
+            horizon = 10 * len(lake.near)  # beyond it, more turns make no difference
+            limit = horizon if self.max_turns is None else min(horizon, self.max_turns)
+            turns_left = limit if self.max_turns is None else min(limit, self.max_turns - self.num_turns)
+            return write_moves([_WORDS[safest_moves(lake, self.success_rate, limit)[turns_left][self.state]]])
         way = [self.state, *(lake.way(self.state) or ())]
         moves = [_WORDS[lake.near[here].index(there)] for here, there in pairwise(way)]
-        if not moves:
-            raise UserError("the episode is over: no move is left to make.")
         return write_moves(moves[: self.moves_per_turn])
 
     def random_action(self, rng: np.random.Generator) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from random import Random
 from typing import Any
@@ -13,7 +13,6 @@ import numpy as np
 
 from rollcage.envs.moves import MOVES, draw_map, shuffled
 
-_WORDS = list(MOVES)
 _SOONER = 0.9999  # discount per move: among equally safe ways the shorter one
 
 
@@ -30,10 +29,10 @@ class Lake:
     """
 
     rows: tuple[str, ...]
-    near: tuple[tuple[int, ...], ...]
-    start: int
-    holes: frozenset[int]
-    goals: frozenset[int]
+    near: tuple[tuple[int, ...], ...] = field(compare=False)
+    start: int = field(compare=False)
+    holes: frozenset[int] = field(compare=False)
+    goals: frozenset[int] = field(compare=False)
 
     @staticmethod
     @lru_cache(maxsize=64)
@@ -55,22 +54,23 @@ class Lake:
         """Return the cells after ``cell`` on a shortest way to a goal, or None where there is none."""
         return _shortest_way(self.near, cell, self.goals, self.holes)
 
-    def safest_move(self, cell: int, success_rate: float, num_moves: int) -> str:
-        """Return the first move of the policy that most probably reaches a goal within ``num_moves`` slippery moves."""
-        near = np.array(self.near)
-        value = np.zeros(len(near))
-        goals, holes = list(self.goals), list(self.holes)
-        value[goals] = 1.0
-        slip_rate = (1.0 - success_rate) / 2
-        move_values = np.zeros((len(near), 4))
-        for _ in range(num_moves):
-            reached = value[near]  # [cells, moves]
-            across = reached[:, 0] + reached[:, 1], reached[:, 2] + reached[:, 3]
-            slipped = np.stack((across[1], across[1], across[0], across[0]), axis=1)
-            move_values = _SOONER * (success_rate * reached + slip_rate * slipped)
-            value = move_values.max(axis=1)
-            value[goals], value[holes] = 1.0, 0.0
-        return _WORDS[int(move_values[cell].argmax())]
+
+@lru_cache(maxsize=8)
+def safest_moves(lake: Lake, success_rate: float, num_moves: int) -> np.ndarray:
+    """Return int8 [num_moves + 1, cells]: the move (index in `MOVES`) that most probably leads to a goal, by the number
+    of slippery moves that are left (value iteration; row 0 means nothing)."""
+    near, goals, holes = np.array(lake.near), list(lake.goals), list(lake.holes)
+    slip_rate = (1.0 - success_rate) / 2
+    value = np.zeros(len(near))
+    best = np.zeros((num_moves + 1, len(near)), dtype=np.int8)
+    for left in range(1, num_moves + 1):
+        value[goals], value[holes] = 1.0, 0.0
+        reached = value[near]  # [cells, moves]
+        across, along = reached[:, 2:].sum(axis=1), reached[:, :2].sum(axis=1)
+        slipped = np.stack((across, across, along, along), axis=1)  # the sides of up and down are left and right
+        move_values = _SOONER * (success_rate * reached + slip_rate * slipped)
+        best[left], value = move_values.argmax(axis=1), move_values.max(axis=1)
+    return best
 
 
 def generate(size: int, hole_share: float, split: str, index: int) -> dict[str, Any]:
