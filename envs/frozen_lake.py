@@ -39,10 +39,11 @@ class FrozenLakeEnv(TextEnv):
     probability ``success_rate``, else to one of the two sides of it with equal probability.
 
     ## Action Space
-    `UnicodeText`. What counts is the content of the last closed ``<answer>`` tag, or, where no tag is closed, the whole
-    message: 1 to ``moves_per_turn`` of the words up, down, left and right, separated by whitespace or commas. Case and
-    surrounding whitespace do not matter. Anything else is invalid: nobody moves, the observation says so, and the
-    episode goes on. A move over the edge is valid and leaves you where you are. Moves after the end are left out.
+    `UnicodeText`. Thinking does not count (`rollcage.envs.answers`). What counts is the content of the last
+    ``<answer>`` tag, which must be closed, or, where there is no tag, the whole message: 1 to ``moves_per_turn`` of the
+    words up, down, left and right, separated by whitespace or commas. Case and surrounding whitespace do not matter.
+    Anything else is invalid: nobody moves, the observation says so, and the episode goes on. A move over the edge is
+    valid and leaves you where you are. Moves after the end are left out.
 
     ## Observation Space
     `UnicodeText`. First the rules, the answer format and the map; then only the newest map: ``P`` you, ``F`` ice,
@@ -67,23 +68,23 @@ class FrozenLakeEnv(TextEnv):
     are left (value iteration; of equally safe ways, the shorter). ``random_action`` is uniform.
 
     ## Arguments
-        split: "train", "validation" or "test".
-        size: cells along a side, 3 to 20.
-        hole_share: share of the cells that are holes, 0 to 0.6; on small maps fewer where more would bar the goal.
-        is_slippery: moves may slip to a side.
-        success_rate: probability that a slippery move goes where it should, above 0, at most 1.
-        moves_per_turn: most moves in one action, 1 to 100.
-        step_penalty: subtracted for every move.
-        invalid_penalty: subtracted for an invalid action.
-        max_turns: turns until truncation; "auto" is twice the longest way, divided by ``success_rate`` on slippery ice
-            and by ``moves_per_turn``; None for no limit.
-        render_mode: None or "ansi".
+    - ``split``: "train", "validation" or "test".
+    - ``size``: cells along a side, 3 to 20.
+    - ``hole_share``: share of the cells that are holes, 0 to 0.6; on small maps fewer where more would bar the goal.
+    - ``is_slippery``: moves may slip to a side.
+    - ``success_rate``: probability that a slippery move goes where it should, above 0, at most 1.
+    - ``moves_per_turn``: most moves in one action, 1 to 100.
+    - ``step_penalty``: subtracted for every move.
+    - ``invalid_penalty``: subtracted for an invalid action.
+    - ``max_turns``: turns until truncation; "auto" is twice the longest way, divided by ``success_rate`` on slippery
+      ice and by ``moves_per_turn``; None for no limit.
+    - ``render_mode``: None or "ansi".
 
     Raises:
         UserError: an argument out of range, or a map of your own that is malformed or has no way to the goal.
 
     ## Version History
-    v0: first version.
+    - v0: first version.
     """
 
     option_keys: ClassVar[tuple[str, ...]] = ("task", "map")

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from rollcage.envs.answers import outside_thinking
 from rollcage.errors import UserError
 
 MOVES: dict[str, tuple[int, int]] = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
@@ -25,20 +26,23 @@ _MAX_ATTEMPTS = 2_000
 def parse_moves(text: str, limit: int) -> list[str] | None:
     """Return the moves that a message asks for, or None where it asks for none.
 
-    The policy: what counts is the content of the last closed ``<answer>`` tag, or, where no tag is closed, the whole
-    message. It must consist of 1 to ``limit`` of the words up, down, left and right and nothing else, separated by
-    whitespace or commas. Case, also that of the tag, and surrounding whitespace do not matter.
+    The policy: thinking does not count (`rollcage.envs.answers`). In the rest, what counts is the content of the last
+    ``<answer>`` tag, which must be closed, or, where there is no such tag, the whole message. It must consist of 1 to
+    ``limit`` of the words up, down, left and right and nothing else, separated by whitespace or commas. Case, also that
+    of the tag, and surrounding whitespace do not matter.
 
     >>> parse_moves("Not <answer>up</answer> but <Answer> Down, LEFT </ANSWER>.", limit=2)
     ['down', 'left']
-    >>> parse_moves(" Right ", limit=1)
+    >>> parse_moves("<think>up?</think> Right ", limit=1)
     ['right']
     >>> parse_moves("I go right", limit=1)
     """
-    text = text.lower()
-    opened = text.rfind("<answer>", 0, max(0, text.rfind("</answer>")))
-    if opened >= 0:
-        text = text[opened + len("<answer>") : text.find("</answer>", opened)]
+    text = outside_thinking(text).lower()
+    _, opened, inside = text.rpartition("<answer>")
+    if opened:
+        text, closed, _ = inside.partition("</answer>")
+        if not closed:
+            return None
     words = text.replace(",", " ").split(maxsplit=limit)
     return words if 1 <= len(words) <= limit and all(word in MOVES for word in words) else None
 

@@ -37,11 +37,11 @@ class SokobanEnv(TextEnv):
     1)`` moves.
 
     ## Action Space
-    `UnicodeText`. What counts is the content of the last closed ``<answer>`` tag, or, where no tag is closed, the whole
-    message: 1 to ``moves_per_turn`` of the words up, down, left and right, separated by whitespace or commas. Case and
-    surrounding whitespace do not matter. Anything else is invalid: nobody moves, the observation says so, and the
-    episode goes on. A move against a wall, or against a box that cannot move, is valid and changes nothing. Moves after
-    the end are left out.
+    `UnicodeText`. Thinking does not count (`rollcage.envs.answers`). What counts is the content of the last
+    ``<answer>`` tag, which must be closed, or, where there is no tag, the whole message: 1 to ``moves_per_turn`` of the
+    words up, down, left and right, separated by whitespace or commas. Case and surrounding whitespace do not matter.
+    Anything else is invalid: nobody moves, the observation says so, and the episode goes on. A move against a wall, or
+    against a box that cannot move, is valid and changes nothing. Moves after the end are left out.
 
     ## Observation Space
     `UnicodeText`. First the rules, the answer format and the room; then only the newest room: ``#`` wall, ``_`` floor,
@@ -71,24 +71,24 @@ class SokobanEnv(TextEnv):
     about. ``random_action`` is uniform.
 
     ## Arguments
-        split: "train", "validation" or "test".
-        size: cells along a side, 5 to 10.
-        num_boxes: boxes, 1 to 4, and at most ``size - 3``.
-        moves_per_turn: most moves in one action, 1 to 100.
-        success_reward: reward for every box on a target.
-        step_penalty: subtracted for every move.
-        box_reward: added for a box put on a target, subtracted for a box taken off.
-        invalid_penalty: subtracted for an invalid action.
-        end_on_deadlock: end the episode when a deadlock is seen.
-        max_turns: turns until truncation; "auto" is twice the longest solution, divided by ``moves_per_turn``; None
-            for no limit.
-        render_mode: None or "ansi".
+    - ``split``: "train", "validation" or "test".
+    - ``size``: cells along a side, 5 to 10.
+    - ``num_boxes``: boxes, 1 to 4, and at most ``size - 3``.
+    - ``moves_per_turn``: most moves in one action, 1 to 100.
+    - ``success_reward``: reward for every box on a target.
+    - ``step_penalty``: subtracted for every move.
+    - ``box_reward``: added for a box put on a target, subtracted for a box taken off.
+    - ``invalid_penalty``: subtracted for an invalid action.
+    - ``end_on_deadlock``: end the episode when a deadlock is seen.
+    - ``max_turns``: turns until truncation; "auto" is twice the longest solution, divided by ``moves_per_turn``; None
+      for no limit.
+    - ``render_mode``: None or "ansi".
 
     Raises:
         UserError: an argument out of range, or a malformed level of your own.
 
     ## Version History
-    v0: first version.
+    - v0: first version.
     """
 
     option_keys: ClassVar[tuple[str, ...]] = ("task", "map")

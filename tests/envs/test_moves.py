@@ -26,15 +26,16 @@ from rollcage.errors import UserError
         ("I think.\n<answer>\n Left \t</answer>\nDone.", ["left"]),
         ("<ANSWER>RIGHT</Answer>", ["right"]),
         ("<answer>up</answer> no: <answer>down</answer>", ["down"]),
-        ("<answer>up</answer> and an open <answer>", ["up"]),
         ("<answer>up</answer> and a stray </answer>", ["up"]),
         ("an open <answer> then <answer>up</answer>", ["up"]),
         ("  Down\n", ["down"]),
+        ("<think><answer>left</answer> perhaps</think><answer>up</answer>", ["up"]),
+        ("<think>left, or up?</think>\n\nup", ["up"]),
         ("up,left", ["up", "left"]),
         ("<answer>up,\nLEFT right</answer>", ["up", "left", "right"]),
     ],
 )
-def test_the_last_closed_tag_counts_else_the_whole_message(text, moves):
+def test_the_last_tag_outside_thinking_counts_else_the_whole_message(text, moves):
     assert parse_moves(text, limit=3) == moves
 
 
@@ -48,6 +49,9 @@ def test_the_last_closed_tag_counts_else_the_whole_message(text, moves):
         "up.",
         "<answer></answer>",
         "<answer>up",
+        "<answer>up</answer> and an open <answer>",
+        "<think><answer>up</answer></think>",
+        "<think>never closed <answer>up</answer>",
         "up</answer>",
         "</answer>up<answer>",
         "<answer>move up</answer>",
