@@ -21,16 +21,16 @@ VOCAB = 61
 TINY = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 MODELS = {
     "llama_grouped_queries": lambda: transformers.LlamaConfig(
-        **TINY, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=96
+        **TINY, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512
     ),
     "llama_tied": lambda: transformers.LlamaConfig(
-        **TINY, num_attention_heads=4, max_position_embeddings=96, tie_word_embeddings=True
+        **TINY, num_attention_heads=4, max_position_embeddings=512, tie_word_embeddings=True
     ),
     "qwen3": lambda: transformers.Qwen3Config(
-        **TINY, num_attention_heads=4, num_key_value_heads=1, head_dim=16, max_position_embeddings=96
+        **TINY, num_attention_heads=4, num_key_value_heads=1, head_dim=16, max_position_embeddings=512
     ),
-    "gpt_neox": lambda: transformers.GPTNeoXConfig(**TINY, num_attention_heads=4, max_position_embeddings=96),
-    "gpt2": lambda: transformers.GPT2Config(vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=96),
+    "gpt_neox": lambda: transformers.GPTNeoXConfig(**TINY, num_attention_heads=4, max_position_embeddings=512),
+    "gpt2": lambda: transformers.GPT2Config(vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=512),
 }
 
 
@@ -73,6 +73,11 @@ def request(id_: str, length: int = 5, max_new_tokens: int = 12, **fields: objec
     prompt = [(sum(map(ord, id_)) * 31 + position * 17) % VOCAB for position in range(length)]
     sampling = fields.pop("sampling", Sampling(max_new_tokens))
     return Request(id_, prompt, sampling, seed=sum(map(ord, id_)), **fields)  # type: ignore[arg-type]
+
+
+async def some_steps(engine: LocalEngine) -> None:
+    """Return when everything that runs has got some tokens."""
+    await engine.generate(request("clock", max_new_tokens=3))
 
 
 def plain_logprobs(
@@ -240,13 +245,13 @@ def test_stop_ids_end_a_request_and_are_kept(folder):
 def test_the_context_limit_ends_a_response_and_refuses_a_prompt_that_leaves_no_room(folder):
     async def main() -> None:
         async with running(folder("llama_tied")) as engine:
-            assert engine.max_context_tokens == 96  # the model's own, below the configured 2,048
-            last = await engine.generate(request("a", length=95, max_new_tokens=10))
+            assert engine.max_context_tokens == 512  # the model's own, below the configured 2,048
+            last = await engine.generate(request("a", length=511, max_new_tokens=10))
             assert (len(last.token_ids), last.finish_reason) == (1, "length")
-            some = await engine.generate(request("b", length=90, max_new_tokens=10))
+            some = await engine.generate(request("b", length=506, max_new_tokens=10))
             assert (len(some.token_ids), some.finish_reason) == (6, "length")
-            with pytest.raises(ContextFull, match="the prompt has 96 tokens, the context 96"):
-                await engine.generate(request("c", length=96))
+            with pytest.raises(ContextFull, match="the prompt has 512 tokens, the context 512"):
+                await engine.generate(request("c", length=512))
             assert engine.num_live == 0
 
     asyncio.run(main())
@@ -291,8 +296,8 @@ def test_an_id_in_use_is_refused(folder):
 def test_abort_returns_what_there_is_and_frees_the_slot(folder):
     async def main() -> None:
         async with running(folder("gpt2"), max_batch_size=1) as engine:
-            long = asyncio.create_task(engine.generate(request("long", max_new_tokens=90)))
-            queued = asyncio.create_task(engine.generate(request("queued", max_new_tokens=90)))
+            long = asyncio.create_task(engine.generate(request("long", max_new_tokens=500)))
+            queued = asyncio.create_task(engine.generate(request("queued", max_new_tokens=500)))
             await asyncio.sleep(0.01)
             await engine.pause()
             await engine.abort("queued")
@@ -311,7 +316,7 @@ def test_abort_returns_what_there_is_and_frees_the_slot(folder):
 def test_a_cancelled_generate_frees_its_slot_within_a_step(folder):
     async def main() -> None:
         async with running(folder("gpt2"), max_batch_size=1) as engine:
-            long = asyncio.create_task(engine.generate(request("long", max_new_tokens=90)))
+            long = asyncio.create_task(engine.generate(request("long", max_new_tokens=500)))
             await asyncio.sleep(0.005)
             long.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -374,8 +379,8 @@ def test_publish_between_two_steps_marks_each_token_with_its_version(folder):
     async def main() -> tuple[Generation, list[Generation]]:
         async with running(folder("llama_tied"), max_batch_size=4) as engine:
             first = await engine.generate(request("turn", affinity="trajectory"))
-            in_flight = asyncio.create_task(engine.generate(replace(sibling, id="old", sampling=Sampling(80))))
-            await asyncio.sleep(0.01)
+            in_flight = asyncio.create_task(engine.generate(replace(sibling, id="old", sampling=Sampling(480))))
+            await some_steps(engine)
             copied = {name: tensor.clone() for name, tensor in weights.items()}
             await engine.publish(copied, 7)
             for tensor in copied.values():
@@ -391,7 +396,7 @@ def test_publish_between_two_steps_marks_each_token_with_its_version(folder):
             return await in_flight, later
 
     old, later = asyncio.run(main())
-    assert len(old.token_ids) == 80
+    assert len(old.token_ids) == 480
     assert set(old.policy_versions) == {0, 7}
     assert old.policy_versions == sorted(old.policy_versions)
     assert all(generation.policy_versions == [7] * 5 for generation in later)
@@ -443,7 +448,7 @@ def test_a_crash_in_the_engine_thread_reaches_every_caller(folder, monkeypatch):
     async def main() -> None:
         engine = LocalEngine(LocalEngineConfig(model=str(folder("gpt2")), max_batch_size=2))
         await engine.start()
-        tasks = [asyncio.create_task(engine.generate(request(f"r{index}", max_new_tokens=90))) for index in range(5)]
+        tasks = [asyncio.create_task(engine.generate(request(f"r{index}", max_new_tokens=500))) for index in range(5)]
         await asyncio.sleep(0.01)
 
         def crash(*args: object, **kwargs: object) -> None:
@@ -490,7 +495,7 @@ def test_close_ends_the_thread_and_everything_in_flight_and_may_be_repeated(fold
         engine = LocalEngine(LocalEngineConfig(model=str(folder("gpt2"))))
         await asyncio.gather(engine.start(), engine.start())
         assert threading.active_count() == threads + 1
-        task = asyncio.create_task(engine.generate(request("a", max_new_tokens=90)))
+        task = asyncio.create_task(engine.generate(request("a", max_new_tokens=500)))
         await asyncio.sleep(0.005)
         await engine.close()
         await engine.close()
@@ -525,16 +530,46 @@ def test_a_missing_model_and_a_wrong_setting_are_one_clear_line(tmp_path):
 
 
 def test_an_architecture_that_the_slots_do_not_reproduce_is_refused_at_the_start(tmp_path):
-    """Recurrent state does not live in keys and values: wrong tokens would come out silently."""
+    """A convolution's state does not live in keys and values: wrong tokens would come out silently."""
     torch.manual_seed(0)
-    config = transformers.MambaConfig(vocab_size=VOCAB, hidden_size=16, state_size=4, num_hidden_layers=1)
-    transformers.MambaForCausalLM(config).save_pretrained(tmp_path)
+    config = transformers.Lfm2Config(
+        **TINY, num_attention_heads=4, num_key_value_heads=2, layer_types=["conv", "full_attention"]
+    )
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
 
     async def main() -> None:
         engine = LocalEngine(LocalEngineConfig(model=str(tmp_path)))
-        with pytest.raises(UserError, match="local engine"):
+        with pytest.raises(UserError, match="the local engine cannot run Lfm2ForCausalLM"):
             await engine.start()
         await engine.close()
+
+    asyncio.run(main())
+
+
+def test_attention_that_torch_s_kernel_does_not_offer_falls_back_to_the_model_s_own(tmp_path):
+    """Gemma 2 caps its scores."""
+    torch.manual_seed(0)
+    config = transformers.Gemma2Config(**TINY, num_attention_heads=4, num_key_value_heads=2, head_dim=8)
+    config.attn_logit_softcapping = 0.5
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    model.save_pretrained(tmp_path)
+
+    async def main() -> list[Generation]:
+        async with running(tmp_path) as engine:
+            return list(await asyncio.gather(*(engine.generate(request(name)) for name in "abc")))
+
+    for name, generation in zip("abc", asyncio.run(main()), strict=True):
+        assert generation.logprobs == pytest.approx(plain_logprobs(model, request(name), generation), abs=1e-4)
+
+
+def test_a_sliding_window_bounds_the_context(tmp_path):
+    """Within its window such a model attends to everything; beyond it the slots would not forget."""
+    config = transformers.MistralConfig(**TINY, num_attention_heads=4, num_key_value_heads=2, sliding_window=24)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+
+    async def main() -> None:
+        async with running(tmp_path) as engine:
+            assert engine.max_context_tokens == 24
 
     asyncio.run(main())
 
