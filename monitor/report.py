@@ -174,7 +174,9 @@ def _page(run: Path, metrics: Rows, evaluations: Rows, overlap: Mapping[str, flo
         f"{100 * overlap['publish']:.1f} %. In {100 * overlap['overlap']:.0f} % of the moments in which it trained, the "
         "engines were sampling too.",
         "",
-        "Samples: " + ", ".join(f"{key.split('/')[1]} {last[key]:.0f}" for key in last if key.startswith("account/")) + ".",
+        "Samples: "
+        + ", ".join(f"{key.split('/')[1]} {last[key]:.0f}" for key in last if key.startswith("account/"))
+        + ".",
         "An episode that failed (an environment, engine or deadline gave up) has no reward: it is counted as failed, never as 0.",
         "",
         "![curves](curves.png)",

@@ -1,13 +1,13 @@
 """The run folder: the recorder that writes one run to disk, one JSON line at a time, readable while it grows.
 
-    config.json         what was asked for
-    metrics.jsonl       a row of training statistics per update
-    events.jsonl        what happened: failures, checkpoints, resumes
-    timeline.jsonl      spans (who was busy when) and gauges over time, in seconds of the run's clock
-    trajectories.jsonl  every episode
-    evaluations.jsonl   every evaluation
-    checkpoints/        see the trainer
-    report/             see `rollcage.monitor.report`
+config.json         what was asked for
+metrics.jsonl       a row of training statistics per update
+events.jsonl        what happened: failures, checkpoints, resumes
+timeline.jsonl      spans (who was busy when) and gauges over time, in seconds of the run's clock
+trajectories.jsonl  every episode
+evaluations.jsonl   every evaluation
+checkpoints/        see the trainer
+report/             see `rollcage.monitor.report`
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ class RunFolder:
     """Writes a run; implements the Recorder protocol. Every line is handed to the system before the call returns.
 
     Args:
-        path: the folder; made where missing.
+        path: the folder; made at the first write where missing.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.path.mkdir(parents=True, exist_ok=True)
         self._files: dict[str, TextIO] = {}
         self._lock = threading.Lock()
         self._counters: dict[str, float] = {}
@@ -89,6 +88,7 @@ class RunFolder:
 
 def _open_for_append(path: Path) -> TextIO:
     """Open for appending whole lines; a half-written last line (the writer was killed) is cut off."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists():
         with path.open("rb+") as raw:
             data_end = raw.seek(0, 2)

@@ -1,9 +1,9 @@
 """Checkpoints: complete or absent, never half-written, the newest few kept.
 
-    RUN/checkpoints/step-000040/
-        model/         transformers' format, tokenizer included: what `rollcage eval` loads
-        ...            what the learner needs to go on: optimiser, schedule, RNG
-        trainer.json   policy version, task-start order, account of samples
+RUN/checkpoints/step-000040/
+    model/         transformers' format, tokenizer included: what `rollcage eval` loads
+    ...            what the learner needs to go on: optimiser, schedule, RNG
+    trainer.json   policy version, task-start order, account of samples
 """
 
 from __future__ import annotations

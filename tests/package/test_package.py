@@ -10,7 +10,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-HEAVY = ("torch", "transformers", "deepspeed", "docker", "fastapi", "flask", "starlette", "aiohttp", "matplotlib", "tyro", "rich")
+HEAVY = (
+    "torch",
+    "transformers",
+    "deepspeed",
+    "docker",
+    "fastapi",
+    "flask",
+    "starlette",
+    "aiohttp",
+    "matplotlib",
+    "tyro",
+    "rich",
+)
 
 
 def run(*command: str | Path, **kwargs: object) -> subprocess.CompletedProcess[str]:
@@ -29,7 +41,9 @@ def test_importing_and_making_an_environment_loads_nothing_heavy() -> None:
 
 
 def test_importing_has_no_side_effects_on_the_file_system_or_the_terminal(tmp_path: Path) -> None:
-    result = run(sys.executable, "-c", "import rollcage, rollcage.trainer, rollcage.monitor, rollcage.benchmarks", cwd=tmp_path)
+    result = run(
+        sys.executable, "-c", "import rollcage, rollcage.trainer, rollcage.monitor, rollcage.benchmarks", cwd=tmp_path
+    )
     assert result.stdout == result.stderr == ""
     assert list(tmp_path.iterdir()) == []
 
@@ -64,7 +78,11 @@ def test_the_installed_package_works_alone(installed: Path, tmp_path: Path) -> N
     assert json.loads(result.stdout.splitlines()[-1])["success_rate"] == 1.0
     assert "rollcage/Countdown-v0" in run(installed / "bin/rollcage", "envs", cwd=tmp_path).stdout
     failed = subprocess.run(
-        [installed / "bin/rollcage", "train", "countdown-small"], capture_output=True, text=True, cwd=tmp_path, timeout=60
+        [installed / "bin/rollcage", "train", "countdown-small"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=60,
     )
     assert failed.returncode == 2
     assert "pip install 'rollcage[train]'" in failed.stderr
@@ -73,15 +91,25 @@ def test_the_installed_package_works_alone(installed: Path, tmp_path: Path) -> N
 
 def test_parts_import_only_what_they_may() -> None:
     result = subprocess.run(
-        [Path(sys.executable).parent / "lint-imports", "--no-cache"], capture_output=True, text=True, cwd=ROOT, timeout=120
+        [Path(sys.executable).parent / "lint-imports", "--no-cache"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=120,
     )
     assert result.returncode == 0, result.stdout
 
 
-@pytest.mark.parametrize("command", [[], ["--help"], *([c, "--help"] for c in ("envs", "check", "eval", "train", "replay", "bench"))])
+@pytest.mark.parametrize(
+    "command", [[], ["--help"], *([c, "--help"] for c in ("envs", "check", "eval", "train", "replay", "bench"))]
+)
 def test_every_command_has_help_with_examples(command: list[str]) -> None:
     result = subprocess.run(
-        [sys.executable, "-m", "rollcage", *command], capture_output=True, text=True, timeout=120, env={**os.environ, "COLUMNS": "120"}
+        [sys.executable, "-m", "rollcage", *command],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "COLUMNS": "120"},
     )
     assert result.returncode == (0 if command else 2)
     assert "example" in result.stdout.lower()

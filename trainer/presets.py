@@ -1,0 +1,51 @@
+"""The presets of `rollcage train`: complete configurations, each a starting point whose fields can be overridden."""
+
+from __future__ import annotations
+
+from rollcage.trainer.config import EnvChoice, EvalConfig, SamplingConfig, TrainConfig
+from rollcage.trainer.engines.local import LocalEngineConfig
+from rollcage.trainer.learner.config import LearnerConfig
+from rollcage.trainer.loop import RolloutConfig
+
+PRESETS: dict[str, tuple[str, TrainConfig]] = {
+    "countdown-small": (
+        "the small policy on Countdown: minutes on two CPU cores",
+        TrainConfig(
+            model="small",
+            env=EnvChoice("rollcage/Countdown-v0"),
+            rollout=RolloutConfig(num_groups=32, group_size=8, num_slots=128, async_ratio=1.0),
+            sampling=SamplingConfig(max_new_tokens=160),
+            engine=LocalEngineConfig(max_batch_size=128, max_context_tokens=320, parked_prefixes=0),
+            learner=LearnerConfig(lr=3e-4, betas=(0.9, 0.95), micro_batch_tokens=8192),
+            eval=EvalConfig(num_tasks=2048, dataset="countdown"),
+            num_updates=80,
+            max_train_s=290.0,
+        ),
+    ),
+    "countdown-smollm2": (
+        "SmolLM2-135M-Instruct on Countdown with several attempts: a few updates on a CPU, for real on a GPU",
+        TrainConfig(
+            model="smollm2",
+            env=EnvChoice("rollcage/Countdown-v0", {"max_attempts": 2, "format_reward": 0.1}),
+            rollout=RolloutConfig(num_groups=2, group_size=4, num_slots=8),
+            sampling=SamplingConfig(max_new_tokens=64),
+            engine=LocalEngineConfig(max_batch_size=8, max_context_tokens=512, parked_prefixes=8),
+            learner=LearnerConfig(lr=1e-5, micro_batch_tokens=1024),
+            eval=EvalConfig(num_tasks=0),
+            num_updates=4,
+        ),
+    ),
+    "frozenlake-smollm2": (
+        "SmolLM2-135M-Instruct on FrozenLake, turn by turn",
+        TrainConfig(
+            model="smollm2",
+            env=EnvChoice("rollcage/FrozenLake-v0", {"max_turns": 4}),
+            rollout=RolloutConfig(num_groups=2, group_size=4, num_slots=8),
+            sampling=SamplingConfig(max_new_tokens=24),
+            engine=LocalEngineConfig(max_batch_size=8, max_context_tokens=1024, parked_prefixes=8),
+            learner=LearnerConfig(lr=1e-5, micro_batch_tokens=1024),
+            eval=EvalConfig(num_tasks=0),
+            num_updates=4,
+        ),
+    ),
+}

@@ -1,0 +1,275 @@
+"""One run from configuration to report: evaluate, train with checkpoints, evaluate again, and leave nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from rollcage.envs import TextEnv, make
+from rollcage.envs.data import find_dataset
+from rollcage.envs.placements import make_placement
+from rollcage.envs.placements.base import EnvConfig, EnvHandle
+from rollcage.errors import RollcageError, UserError
+from rollcage.monitor.report import write_report
+from rollcage.monitor.run_folder import RunFolder, read_rows
+from rollcage.trainer.checkpoints import newest_checkpoint, read_state, remove_partial, write_checkpoint
+from rollcage.trainer.config import TrainConfig, read_config, write_config
+from rollcage.trainer.engines.local import LocalEngine
+from rollcage.trainer.evaluation.evaluate import Evaluation, evaluate, plan
+from rollcage.trainer.learner.deepspeed_learner import DeepSpeedLearner
+from rollcage.trainer.loop import Parts, Progress, train
+from rollcage.trainer.models import load_tokenizer
+from rollcage.trainer.progress import ProgressLine
+from rollcage.trainer.rollout.conversation import ChatFormat
+from rollcage.trainer.rollout.policy_agent import PolicyAgent
+from rollcage.trainer.rollout.record import trajectory_to_json
+from rollcage.trainer.rollout.router import Router
+from rollcage.trainer.rollout.tasks import TaskOrder
+from rollcage.trainer.types import Sampling, Trajectory
+
+
+class Run:
+    """One training run in one folder.
+
+    Args:
+        folder: the run folder.
+        config: what to do.
+        command: the command that reproduces the run, for its report.
+    """
+
+    def __init__(self, folder: Path, config: TrainConfig, command: str) -> None:
+        self.folder, self.config, self._command = folder, config, command
+        self._env = EnvConfig(config.env.id, {**config.env.args, "split": config.env.split})
+        inner = make(self._env.env_id, **self._env.kwargs).unwrapped
+        if not isinstance(inner, TextEnv):
+            raise UserError(f"{config.env.id}: it has no task set to train on: derive it from rollcage.envs.TextEnv.")
+        self._order = TaskOrder(inner.tasks, config.env.split, config.seed)
+        self._chat = ChatFormat(load_tokenizer(config.model_path), system=config.env.system, tools=inner.tools)
+        self._evaluations = self._plan_evaluations() if config.eval.num_tasks else {}
+        self._recorder = RunFolder(folder)
+
+    @classmethod
+    def create(cls, folder: Path, config: TrainConfig, command: str) -> Run:
+        """Begin a run in a folder that holds none.
+
+        Raises:
+            UserError: the folder holds a run already, or the configuration cannot work; nothing is written then.
+        """
+        if (folder / "config.json").exists():
+            raise UserError(
+                f"{folder} holds a run already: go on with  rollcage train --resume {folder}  or choose --out."
+            )
+        run = cls(folder, config, command)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_config(folder / "config.json", config, command)
+        return run
+
+    @classmethod
+    def open(cls, folder: Path) -> Run:
+        """Open a run to go on with it.
+
+        Raises:
+            UserError: it is no run folder.
+        """
+        path = folder / "config.json"
+        if not path.is_file():
+            raise UserError(
+                f"{folder}: not a run folder (no config.json); give the folder that `rollcage train` printed."
+            )
+        config, command = read_config(path)
+        remove_partial(folder)
+        return cls(folder, config, command)
+
+    async def __call__(self) -> Path:
+        """Train to the end, or on to the end, and return the folder of the report.
+
+        A kill at any moment loses what came after the newest checkpoint, and nothing else: `open` and call again.
+
+        Raises:
+            RollcageError: the run cannot go on.
+        """
+        checkpoint = newest_checkpoint(self.folder)
+        progress = Progress.from_json(read_state(checkpoint)) if checkpoint else Progress()
+        self._recorder.event("start", resumed_from=str(checkpoint) if checkpoint else None)
+        try:
+            async with self._parts(checkpoint, progress.policy_version) as parts:
+                if checkpoint is None:
+                    await self._evaluate("before", parts)
+                await self._train(parts, progress)
+                await self._evaluate("after", parts)
+        except BaseExceptionGroup as group:
+            raise _first(group) from group
+        finally:
+            self._recorder.close()
+        return write_report(self.folder, command=self._command)
+
+    async def _train(self, parts: Parts, progress: Progress) -> None:
+        config = self.config
+        line = ProgressLine(config.num_updates, "updates", done=progress.policy_version)
+        sampled = [parts.router.num_sampled_tokens, progress.train_s]
+
+        async def after_update(metrics: dict[str, float]) -> None:
+            tokens, seconds = parts.router.num_sampled_tokens - sampled[0], progress.train_s - sampled[1]
+            sampled[:] = parts.router.num_sampled_tokens, progress.train_s
+            line.update(
+                progress.policy_version,
+                **{
+                    "reward": metrics["rollout/reward"],
+                    "success": metrics["rollout/success"],
+                    "staleness": metrics["rollout/staleness"],
+                    "failed": f"{metrics['account/failed']:.0f}",
+                    "tokens/s": f"{tokens / max(seconds, 1e-9):.0f}",
+                },
+            )
+            last = progress.policy_version >= config.num_updates or progress.train_s >= config.max_train_s
+            if last or progress.policy_version % config.checkpoint_every == 0:
+                await self._checkpoint(parts, progress)
+
+        try:
+            await train(
+                config.rollout,
+                parts,
+                progress,
+                self._recorder,
+                num_updates=config.num_updates,
+                max_train_s=config.max_train_s,
+                seed=config.seed,
+                after_update=after_update,
+            )
+        finally:
+            line.close()
+
+    async def _checkpoint(self, parts: Parts, progress: Progress) -> None:
+        path = await write_checkpoint(
+            self.folder,
+            progress.policy_version,
+            progress.to_json(),
+            parts.learner.save,
+            keep=self.config.keep_checkpoints,
+        )
+        self._recorder.event("checkpoint", path=path.name, policy_version=progress.policy_version)
+
+    @asynccontextmanager
+    async def _parts(self, checkpoint: Path | None, policy_version: int) -> AsyncIterator[Parts]:
+        config = self.config
+        async with AsyncExitStack() as stack:
+            engines = [LocalEngine(config.engine_config) for _ in range(config.num_engines)]
+            router = Router(engines, recorder=self._recorder)
+            stack.push_async_callback(router.close)
+            learner = DeepSpeedLearner(config.learner_config, log_path=self.folder / "learner.log")
+            stack.push_async_callback(learner.close)
+            placement = make_placement(config.env.placement, self._env, num_workers=config.rollout.num_slots)
+            stack.push_async_callback(placement.close)
+            async with asyncio.TaskGroup() as starting:
+                starting.create_task(learner.start())
+                starting.create_task(router.start())
+            if checkpoint is not None:
+                await learner.load(checkpoint)
+            await router.publish(await learner.publish(), policy_version)
+            sampling = Sampling(config.sampling.max_new_tokens, config.sampling.temperature)
+
+            def new_agent(group: int, member: int, seed: int) -> PolicyAgent:
+                name = f"{group}.{member}"
+                return PolicyAgent(router, self._chat, sampling, name=name, group=str(group), seed=seed)
+
+            yield Parts(learner, router, placement, self._order.task_id, new_agent, self._record)
+
+    def _record(self, trajectory: Trajectory) -> None:
+        self._recorder.trajectory(trajectory_to_json(trajectory, self._env, self.config.model))
+
+    def _plan_evaluations(self) -> dict[str, Evaluation]:
+        config = self.config.eval
+        sets: dict[str, dict[str, Any]] = {"procedural": {}}
+        if config.dataset:
+            try:
+                files = find_dataset("countdown_3to4", config.dataset, "")
+                sets["data file"] = {"data": str(files[config.split][0])}
+            except UserError:
+                pass  # "where it is present"
+        return {
+            name: plan(
+                self.config.env.id,
+                {**self.config.env.args, **arguments},
+                split=config.split,
+                num_tasks=config.num_tasks,
+                seed=self.config.seed,
+            )
+            for name, arguments in sets.items()
+        }
+
+    async def _evaluate(self, when: str, parts: Parts) -> None:
+        policy = _RouterPolicy(self, parts.router)
+        done = {(row["when"], row["name"]) for row in read_rows(self.folder, "evaluations")}
+        for name, evaluation in self._evaluations.items():
+            if (when, name) in done:
+                continue
+            placement = make_placement(self.config.env.placement, evaluation.env, num_workers=policy.concurrency)
+            try:
+                result = await evaluate(evaluation, policy, placement, progress=True)
+            finally:
+                await placement.close()
+            samples = result.episodes[: self.config.eval.num_samples]
+            self._recorder.write(
+                "evaluations",
+                {
+                    "when": when,
+                    "name": name,
+                    "policy_version": parts.router.policy_version,
+                    **result.summary(),
+                    "samples": samples,
+                },
+            )
+
+
+class _RouterPolicy:
+    """The policy under training, as `evaluate` wants it: plays on the run's own engines."""
+
+    def __init__(self, run: Run, router: Router) -> None:
+        self._chat, self._router = run._chat, router
+        self._sampling = Sampling(run.config.sampling.max_new_tokens, run.config.eval.temperature)
+        self.name = run.config.model
+        self.identity = f"{run.folder} at version {router.policy_version}"
+        self.concurrency = run.config.rollout.num_slots
+
+    async def start(self) -> None:
+        """It runs."""
+
+    def agent(self, handle: EnvHandle, *, name: str, seed: int) -> PolicyAgent:
+        """See `Policy`."""
+        return PolicyAgent(self._router, self._chat, self._sampling, name=name, seed=seed)
+
+    async def close(self) -> None:
+        """The run closes it."""
+
+
+def run_to_end(run: Run) -> Path:
+    """Run in an event loop of its own; Ctrl-C and SIGTERM stop it cleanly.
+
+    Raises:
+        KeyboardInterrupt: it was stopped.
+        RollcageError: the run cannot go on.
+    """
+
+    async def main() -> Path:
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        return await run()
+
+    try:
+        return asyncio.run(main())
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the cause to tell the user: the first error of ours, however deep."""
+    found = group.subgroup(RollcageError) or group
+    error: BaseException = found
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
