@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ def generated_tasks(num_numbers: int | Sequence[int] = 3) -> GeneratedTasks:
     if not 3 <= low <= high <= 6:
         raise UserError(f"num_numbers must be 3 to 6, or a pair (low, high) within that, not {num_numbers!r}.")
     name = f"countdown-{low}" if low == high else f"countdown-{low}to{high}"
-    return GeneratedTasks(name, SPLIT_SIZES, lambda split, index: generate(low, high, split, index))
+    return GeneratedTasks(name, SPLIT_SIZES, partial(generate, low, high))
 
 
 def generate(low: int, high: int, split: str, index: int) -> dict[str, Any]:
