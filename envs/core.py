@@ -39,7 +39,8 @@ class TextEnv(gymnasium.Env[str, str]):
 
     A subclass implements `begin` (pose the task, return the first observation) and `advance` (take an action, return a
     `Turn`). It may implement `expert` (the next action of a solver) and `random_action`. All that it has to remember
-    within an episode goes into ``self.state`` (anything that pickles); then `snapshot` and `restore` work by themselves.
+    within an episode goes into ``self.state`` (anything that pickles); then `snapshot` and `restore` work by
+    themselves. What is random comes from ``self.np_random``, which they include.
 
     ## Info
     ``task_id`` (str), ``success`` (bool), ``failure`` (None, or "task": the task itself is unusable, "model": the
@@ -55,7 +56,7 @@ class TextEnv(gymnasium.Env[str, str]):
         UserError: unknown split, unknown task id, unknown key in ``options``.
     """
 
-    metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 1, "placement": "inline"}  # noqa: RUF012  (Gymnasium's type)
+    metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 1, "placement": "inline"}  # noqa: RUF012
     tools: ClassVar[tuple[Mapping[str, Any], ...]] = ()
     """Tools a policy may call, each {"name", "description", "parameters": JSON schema}, for chat templates."""
 
@@ -70,8 +71,8 @@ class TextEnv(gymnasium.Env[str, str]):
         max_turns: int | None = None,
         render_mode: str | None = None,
     ) -> None:
-        if max_turns is not None and max_turns < 1:
-            raise UserError(f"max_turns must be at least 1, not {max_turns}.")
+        if max_turns is not None and (not isinstance(max_turns, int) or max_turns < 1):
+            raise UserError(f"max_turns must be an integer of at least 1, or None, not {max_turns!r}.")
         if render_mode not in (None, "ansi"):
             raise UserError(f"render_mode must be None or 'ansi', not {render_mode!r}.")
         self._split_size = check_split(tasks, split)
@@ -107,7 +108,10 @@ class TextEnv(gymnasium.Env[str, str]):
     def choose_task(self, options: Mapping[str, Any]) -> Task:
         """Return the task for `reset`: the one ``options`` names, else a random one of the split."""
         if "task" in options:
-            return self.tasks.by_id(options["task"])
+            task_id = options["task"]
+            if not isinstance(task_id, str):
+                raise UserError(f"the reset option 'task' must be a task id (text), not {task_id!r}.")
+            return self.tasks.by_id(task_id)
         return self.tasks.task(self.split, int(self.np_random.random() * self._split_size))
 
     def reset_info(self) -> Mapping[str, Any]:
@@ -117,17 +121,22 @@ class TextEnv(gymnasium.Env[str, str]):
     # What Gymnasium calls
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """Start an episode. ``options={"task": id}`` picks the task; else the seeded generator draws one."""
+        """Start an episode. ``options={"task": id}`` picks the task; else the seeded generator draws one.
+
+        Raises:
+            UserError: unknown option, or unknown task id; no episode is running then.
+        """
         super().reset(seed=seed)
+        self._running = False
         if options:
             for key in options:
                 if key not in self.option_keys:
-                    known = ", ".join(self.option_keys)
-                    raise UserError(f"unknown reset option {key!r} (known: {known}).{did_you_mean(key, self.option_keys)}")
+                    hint = did_you_mean(str(key), self.option_keys)
+                    raise UserError(f"unknown reset option {key!r} (known: {', '.join(self.option_keys)}).{hint}")
         self.task = self.choose_task(options or _NO_INFO)
         self.num_turns = 0
-        self._running = True
         self._observation = observation = self.begin(self.task)
+        self._running = True
         return observation, {"task_id": self.task.id, "success": False, "failure": None, **self.reset_info()}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
@@ -150,7 +159,7 @@ class TextEnv(gymnasium.Env[str, str]):
         info = {"task_id": self.task.id, "success": success, "failure": None, **extra}
         return observation, reward, terminated, truncated, info
 
-    def render(self) -> str | None:  # type: ignore[override]
+    def render(self) -> str | None:
         """Return the newest observation in mode "ansi"."""
         return self._observation if self.render_mode == "ansi" else None
 

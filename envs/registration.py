@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import gymnasium
@@ -11,7 +12,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from rollcage.errors import UserError, did_you_mean
 
-_VECTOR = "rollcage.envs.vector:make_vector_env"
+_VECTOR = "rollcage.envs.vector"
 _BUILTIN = {
     "rollcage/Countdown-v0": "rollcage.envs.countdown:CountdownEnv",
     "rollcage/FrozenLake-v0": "rollcage.envs.frozen_lake:FrozenLakeEnv",
@@ -38,11 +39,11 @@ def register(env_id: str, entry_point: str | Callable[..., gymnasium.Env[str, st
             entry_point = f"{module}:{name}"
     gymnasium.register(
         env_id,
-        entry_point,  # type: ignore[arg-type]
+        entry_point,
         order_enforce=False,
         disable_env_checker=True,
         kwargs=kwargs,
-        vector_entry_point=_VECTOR,
+        vector_entry_point=f"{_VECTOR}:{env_id}",
     )
 
 
@@ -62,9 +63,10 @@ def find_spec(env_id: str) -> EnvSpec:
     module, _, name = env_id.rpartition(":")
     if module:
         try:
-            __import__(module)
-        except ImportError as error:
-            raise UserError(f"{env_id!r}: cannot import the module {module!r} ({error}).") from None
+            import_module(module)
+        except Exception as error:  # a user's module may fail in any way when it is imported
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise UserError(f"{env_id!r}: cannot import the module {module!r} ({reason}).") from error
     spec = gymnasium.registry.get(name)
     if spec is None:
         known = [key for key in gymnasium.registry if "/" in key]
@@ -74,10 +76,14 @@ def find_spec(env_id: str) -> EnvSpec:
 
 
 def make(env_id: str, **kwargs: Any) -> gymnasium.Env[str, str]:
-    """`gymnasium.make` with errors that name the id and the argument that was wrong."""
+    """`gymnasium.make` with errors that name the id and the argument that was wrong.
+
+    Raises:
+        UserError: unknown id, unknown or wrong argument, or an entry point that is not there.
+    """
     spec = find_spec(env_id)
     try:
         env: gymnasium.Env[str, str] = gymnasium.make(spec, **kwargs)
-    except TypeError as error:
-        raise UserError(f"{env_id}: {error}") from None
+    except (TypeError, ModuleNotFoundError) as error:
+        raise UserError(f"{env_id}: {error}") from error
     return env

@@ -7,6 +7,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from rollcage.errors import UserError
+
 _SAMPLE_RANGES = ((0x20, 0x7F), (0xA0, 0x2FF), (0x370, 0x5FF), (0x4E00, 0x9FFF), (0x1F300, 0x1F6FF))
 
 
@@ -20,11 +22,16 @@ class UnicodeText(gymnasium.Space[str]):
         max_length: longest accepted string, in characters; None for no limit.
         seed: seed of the space's own generator, used by `sample`.
 
+    Raises:
+        UserError: ``max_length`` is negative.
+
     >>> "\\ud800 any text \\x00" in UnicodeText()
     True
     """
 
     def __init__(self, max_length: int | None = None, seed: int | np.random.Generator | None = None) -> None:
+        if max_length is not None and max_length < 0:
+            raise UserError(f"max_length must be at least 0, or None, not {max_length}.")
         self.max_length = max_length
         super().__init__(dtype=str, seed=seed)
 
@@ -35,7 +42,8 @@ class UnicodeText(gymnasium.Space[str]):
 
     def sample(self, mask: Any = None, probability: Any = None) -> str:
         """Return up to 32 random characters of several scripts; ``mask`` and ``probability`` are not used."""
-        length = int(self.np_random.integers(0, min(32, self.max_length if self.max_length is not None else 32) + 1))
+        longest = 32 if self.max_length is None else min(32, self.max_length)
+        length = int(self.np_random.integers(0, longest + 1))
         ranges = self.np_random.integers(0, len(_SAMPLE_RANGES), length)
         return "".join(chr(int(self.np_random.integers(*_SAMPLE_RANGES[r]))) for r in ranges)
 

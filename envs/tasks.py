@@ -55,8 +55,14 @@ def check_split(tasks: TaskSet, split: str) -> int:
 
 
 def sample_indices(tasks: TaskSet, split: str, num_tasks: int | None, seed: int) -> list[int]:
-    """Return ``num_tasks`` distinct indices of ``split`` in a seeded order (all of them where None or too many)."""
+    """Return ``num_tasks`` distinct indices of ``split`` in a seeded order (all of them where None or too many).
+
+    Raises:
+        UserError: unknown split, or a negative number of tasks.
+    """
     size = check_split(tasks, split)
+    if num_tasks is not None and num_tasks < 0:
+        raise UserError(f"the number of tasks must not be negative: {num_tasks}.")
     return random.Random(seed).sample(range(size), min(size, num_tasks if num_tasks is not None else size))
 
 
@@ -74,6 +80,12 @@ class RowTasks:
         self._tasks: dict[str, list[Task]] = {}
         self._by_id: dict[str, Task] = {}
         for split, rows in splits.items():
+            for position, row in enumerate(rows):
+                if not isinstance(row, Mapping):
+                    raise UserError(
+                        f"task set {name!r}: row {position} of split {split!r} must be a mapping, "
+                        f"not {type(row).__name__}."
+                    )
             tasks = [Task(f"{split}/{row.get('id', position)}", row) for position, row in enumerate(rows)]
             self._tasks[split] = tasks
             for task in tasks:
@@ -119,7 +131,8 @@ class GeneratedTasks:
     def by_id(self, task_id: str) -> Task:
         """See `TaskSet.by_id`."""
         split, _, index = task_id.rpartition("/")
-        if split not in self.splits or not (index.isascii() and index.isdigit()):
+        # One task has one id: "7", but not "07" (nor a number too long to read).
+        if split not in self.splits or not index.isdecimal() or len(index) > 20 or index != str(int(index)):
             known = ", ".join(f"{name}/0..{size - 1}" for name, size in self.splits.items())
             raise UserError(f"task set {self.name!r} has no task {task_id!r} (ids are {known}).")
         return self.task(split, int(index))
@@ -141,7 +154,8 @@ def read_jsonl(
     path = Path(path)
     rows: list[dict[str, Any]] = []
     try:
-        with lzma.open(path, "rt", encoding="utf-8") if path.suffix == ".xz" else path.open(encoding="utf-8") as file:
+        # "utf-8-sig" is UTF-8 that may begin with a byte order mark, as some editors write it.
+        with (lzma.open if path.suffix == ".xz" else open)(path, "rt", encoding="utf-8-sig") as file:
             for number, line in enumerate(file, start=1):
                 if not line.strip():
                     continue
@@ -159,6 +173,6 @@ def read_jsonl(
                     raise UserError(f"{path}:{number}: {error}.") from None
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; give the path of a JSON-lines file.") from None
-    except (OSError, UnicodeDecodeError, lzma.LZMAError) as error:
+    except (OSError, EOFError, UnicodeDecodeError, lzma.LZMAError) as error:  # EOFError: an archive cut short
         raise UserError(f"{path}: cannot be read ({error}).") from None
     return rows
