@@ -65,7 +65,6 @@ def run_eval(argv: Sequence[str]) -> int:
     from rollcage.trainer.evaluation.evaluate import plan
     from rollcage.trainer.evaluation.session import run_evaluations
 
-    policy = policy_from(arguments)
     evaluation = plan(
         arguments.env_id,
         parse_env_args(arguments.env_arg),
@@ -75,6 +74,7 @@ def run_eval(argv: Sequence[str]) -> int:
         attempts=arguments.attempts,
         solver=arguments.policy,
     )
+    policy = policy_from(arguments)
     [result] = run_evaluations(
         policy, [(evaluation, arguments.output)], placement=arguments.placement, concurrency=arguments.concurrency
     )
@@ -169,20 +169,26 @@ def format_summary(summary: dict[str, Any]) -> str:
 
 def positive(text: str) -> int:
     """Read a whole number of at least 1."""
-    if (value := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, not {text}")
-    return value
+    return _whole(text, 1)
 
 
 def natural(text: str) -> int:
     """Read a whole number of at least 0."""
-    if (value := int(text)) < 0:
-        raise argparse.ArgumentTypeError(f"must be at least 0, not {text}")
-    return value
+    return _whole(text, 0)
+
+
+def _whole(text: str, least: int) -> int:
+    if not (text.isascii() and text.isdigit()) or int(text) < least:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least {least}, not {text!r}")
+    return int(text)
 
 
 def natural_float(text: str) -> float:
     """Read a number of at least 0."""
-    if not 0 <= (value := float(text)) < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a number of at least 0, not {text}")
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a number of at least 0, not {text!r}")
     return value

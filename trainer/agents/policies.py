@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from rollcage.envs.placements.base import EnvHandle
-from rollcage.errors import UserError, did_you_mean
+from rollcage.errors import UserError, did_you_mean, require
 from rollcage.trainer.agents.chat import ChatAgent
 from rollcage.trainer.agents.endpoint import ChatEndpoint
 from rollcage.trainer.agents.solvers import SolverAgent
 from rollcage.trainer.checkpoints import newest_checkpoint
+from rollcage.trainer.models import find_model
 from rollcage.trainer.rollout.episode import Agent
 from rollcage.trainer.types import Sampling
 
@@ -117,9 +118,13 @@ def make_policy(name: str, sampling: Sampling, *, timeout_s: float = 600.0, conc
     if not path.exists():
         known = "expert, random, openai:MODEL@URL, or the path of a model folder, a checkpoint or a run"
         raise UserError(f"no policy {name!r}: it must be {known}.{did_you_mean(name, SOLVERS)}")
-    from rollcage.trainer.agents.model import ModelPolicy  # the only one that needs an engine
+    checkpoint = find_checkpoint(path)
+    find_model(checkpoint)  # what is no model is known before torch is loaded
+    require("torch", "train")
+    require("transformers", "train")
+    from rollcage.trainer.agents.model import ModelPolicy  # the only one that loads them
 
-    return ModelPolicy(name, find_checkpoint(path), sampling, concurrency=concurrency)
+    return ModelPolicy(name, checkpoint, sampling, concurrency=concurrency)
 
 
 def find_checkpoint(path: Path) -> Path:

@@ -80,7 +80,9 @@ def trajectory_from_json(record: Mapping[str, Any]) -> tuple[Trajectory, EnvConf
             task_id=record.get("task_id", ""),
             seed=record.get("seed", 0),
             prompt=record.get("prompt", ""),
-            turns=[TurnRecord(**{**_TURN, **turn, "action": turn["action"]}) for turn in record["turns"]],
+            turns=[
+                TurnRecord(turn["action"], **{k: turn.get(k, v) for k, v in _TURN.items()}) for turn in record["turns"]
+            ],
             segments=[Segment(**segment) for segment in record.get("segments", ())],
             failure=Failure(**record["failure"]) if record.get("failure") else None,
             info=record.get("info", {}),
@@ -91,7 +93,7 @@ def trajectory_from_json(record: Mapping[str, Any]) -> tuple[Trajectory, EnvConf
         raise UserError(f"this is not the record of an episode ({type(error).__name__}: {error}).") from None
 
 
-_TURN = {"observation": "", "reward": 0.0, "segment": 0, "start": 0, "end": 0, "finish_reason": "stop"}
+_TURN: dict[str, Any] = {"observation": "", "reward": 0.0, "segment": 0, "start": 0, "end": 0, "finish_reason": "stop"}
 _PLAIN = ("success", "terminated", "truncated", "start_version", "end_version", "start_s", "end_s")
 
 
