@@ -28,29 +28,27 @@ class LocalEngineConfig:
     """Configuration of `LocalEngine`.
 
     Keys and values take ``(max_batch_size + parked_prefixes) * max_context_tokens`` times the model's bytes a token.
-
-    Attributes:
-        model: folder in transformers' format, checkpoint of ours, or GGUF file.
-        max_batch_size: most requests that run at once.
-        max_context_tokens: longest prompt plus response; the model's own limit where that is smaller.
-        dtype: number type of weights and cache: float32, bfloat16 or float16.
-        device: "cpu", "cuda" or "cuda:N".
-        num_threads: CPU threads of one forward pass; 0 leaves PyTorch's choice.
-        parked_prefixes: finished turns whose keys and values are kept for the trajectory's next turn; 0 keeps none.
-            They are dropped when weights are published, so that a turn is computed by the weights that it names.
-        load_timeout_s: longest wait for the model to load.
-        step_timeout_s: a step, or a copy of weights, that takes longer means that the engine is dead.
     """
 
-    model: str
+    model: str = ""
+    """Folder in transformers' format, checkpoint of ours, or GGUF file."""
     max_batch_size: int = 64
+    """Most requests that run at once; more wait."""
     max_context_tokens: int = 2048
+    """Longest prompt plus response; the model's own limit where that is smaller."""
     dtype: str = "float32"
+    """Number type of weights and cache: float32, bfloat16 or float16."""
     device: str = "cpu"
+    """Where it runs: cpu, cuda or cuda:N."""
     num_threads: int = 1
+    """CPU threads of one forward pass; 0 leaves PyTorch's choice."""
     parked_prefixes: int = 64
+    """Finished turns whose keys and values are kept for the trajectory's next turn; 0 keeps none (one-turn tasks). They
+    are dropped when weights are published, so that a turn is computed by the weights that it names."""
     load_timeout_s: float = 600.0
+    """Longest wait for the model to load."""
     step_timeout_s: float = 300.0
+    """A step, or a copy of weights, that takes longer means that the engine is dead."""
 
     def __post_init__(self) -> None:
         """Refuse values that cannot be meant."""
@@ -255,6 +253,8 @@ class LocalEngine:
 
     def _load(self) -> SlotBatch:
         config = self._config
+        if not config.model:
+            raise UserError("engine: no model is given: set its path.")
         if config.num_threads:
             torch.set_num_threads(config.num_threads)
         return load_batch(
