@@ -84,6 +84,8 @@ def make(env_id: str, **kwargs: Any) -> gymnasium.Env[str, str]:
     spec = find_spec(env_id)
     try:
         env: gymnasium.Env[str, str] = gymnasium.make(spec, **kwargs)
-    except (TypeError, ModuleNotFoundError) as error:
+    except TypeError as error:
         raise UserError(f"{env_id}: {error}") from error
+    except ModuleNotFoundError as error:
+        raise UserError(f"{env_id}: {error}: its class must stand in a module on sys.path of this process.") from error
     return env
