@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from rollcage.envs.placements.base import Placement
+from rollcage.errors import unwrap
 from rollcage.recorder import Recorder
 from rollcage.trainer.learner.base import Learner
 from rollcage.trainer.learner.batch import make_batch
@@ -200,6 +201,8 @@ async def train(
                 await after_update(metrics)
             rollout.cancel()
             gauges.cancel()
+    except BaseExceptionGroup as group:
+        raise unwrap(group) from group
     finally:
         account.cancelled += num_training + buffer.num_samples
     account.check(0)

@@ -13,7 +13,7 @@ from rollcage.envs import TextEnv, make
 from rollcage.envs.data import find_dataset
 from rollcage.envs.placements import make_placement
 from rollcage.envs.placements.base import EnvConfig, EnvHandle
-from rollcage.errors import RollcageError, UserError
+from rollcage.errors import UserError, unwrap
 from rollcage.monitor.report import write_report
 from rollcage.monitor.run_folder import RunFolder, read_rows
 from rollcage.trainer.checkpoints import newest_checkpoint, read_state, remove_partial, write_checkpoint
@@ -102,7 +102,7 @@ class Run:
                 await self._train(parts, progress)
                 await self._evaluate("after", parts)
         except BaseExceptionGroup as group:
-            raise _first(group) from group
+            raise unwrap(group) from group
         finally:
             self._recorder.close()
         return write_report(self.folder, command=self._command)
@@ -264,12 +264,3 @@ def run_to_end(run: Run) -> Path:
         return asyncio.run(main())
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the cause to tell the user: the first error of ours, however deep."""
-    found = group.subgroup(RollcageError) or group
-    error: BaseException = found
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

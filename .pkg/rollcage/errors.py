@@ -40,3 +40,11 @@ def require(module: str, extra: str) -> ModuleType:
         raise MissingExtra(
             f"{module!r} is not installed: run  pip install 'rollcage[{extra}]'  (extra {extra!r})."
         ) from error
+
+
+def unwrap(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the one error of a task group to tell the user: the first of ours, however deep, else the first of any."""
+    error: BaseException = group.subgroup(RollcageError) or group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -30,7 +30,9 @@ class FakeHandle:
         self._fault, self._latency_s = fault, latency_s
         self._task = ""
 
-    async def reset(self, *, seed: int | None = None, options: Any = None, deadline_s: float) -> tuple[str, dict[str, Any]]:
+    async def reset(
+        self, *, seed: int | None = None, options: Any = None, deadline_s: float
+    ) -> tuple[str, dict[str, Any]]:
         self._task = options["task"]
         return f"prompt of {self._task}", {"task_id": self._task, "success": False, "failure": None}
 
@@ -115,7 +117,13 @@ class Run:
             self.checkpoints.append(self.progress.to_json())
 
         await train(
-            self.config, parts, self.progress, NullRecorder(), num_updates=num_updates, seed=7, after_update=after_update
+            self.config,
+            parts,
+            self.progress,
+            NullRecorder(),
+            num_updates=num_updates,
+            seed=7,
+            after_update=after_update,
         )
 
     def _task_id(self, group_id: int) -> str:
@@ -123,7 +131,9 @@ class Run:
         return self.tasks[-1]
 
 
-CONFIG = RolloutConfig(num_groups=4, group_size=4, num_slots=16, env_deadline_s=5, turn_deadline_s=20, episode_deadline_s=40)
+CONFIG = RolloutConfig(
+    num_groups=4, group_size=4, num_slots=16, env_deadline_s=5, turn_deadline_s=20, episode_deadline_s=40
+)
 
 
 def config(**changes: Any) -> RolloutConfig:
@@ -201,12 +211,12 @@ def test_a_member_that_fails_twice_is_left_out_of_its_group() -> None:
         nonlocal num_calls
         if task == "task 0":
             num_calls += 1
-            if num_calls <= 5:  # four members: each may fail once and be tried again, one fails twice
+            if num_calls <= 5:  # four members, each tried twice at most: one or two of them fail twice
                 raise EnvDied("gone")
 
     run = Run(config(async_ratio=0.0), placement=FakePlacement(fault))(1)
     sizes = Counter(int(g) for g in run.batches[0].group_ids)
-    assert sizes[0] in (3, 4)
+    assert 2 <= sizes[0] <= 3
     assert run.progress.account.failed.total() == 5
 
 
@@ -222,11 +232,8 @@ def test_t3_when_nothing_succeeds_the_run_ends_with_the_reason() -> None:
         raise EnvDied("the disk is full")
 
     run = Run(config(), placement=FakePlacement(fault))
-    with pytest.raises(ExceptionGroup) as caught:
+    with pytest.raises(NothingSucceeds, match="the disk is full"):
         run(1)
-    (error,) = caught.value.exceptions
-    assert isinstance(error, NothingSucceeds)
-    assert "the disk is full" in str(error)
     run.progress.account.check(0)
 
 
@@ -235,7 +242,7 @@ def test_t3_a_learner_that_dies_ends_the_run_and_no_sample_is_lost_from_the_acco
         raise LearnerDied("rank 0 is gone")
 
     run = Run(config())
-    with pytest.raises(ExceptionGroup):
+    with pytest.raises(LearnerDied, match="rank 0"):
         run(3, on_train=die)
     run.progress.account.check(0)
     assert run.progress.account.cancelled > 0
