@@ -3,9 +3,9 @@
     python -m rollcage.envs.worker
 
 Requests and replies are frames (`rollcage.envs.placements.frames`). A request is {"op", "args", "deadline_s"}, with
-op "make", "reset", "step", "call", "set" or "close"; a reply {"result"}, or {"error": "user" | "raised", "message"}.
-Stdout belongs to the frames alone: whatever the environment prints goes to stderr. The worker ends, and every process
-that its environment started with it, as soon as stdin ends, even while the environment hangs.
+op "make", "describe", "reset", "step", "call", "set" or "close"; a reply is {"result"}, or {"error", "message"} with
+error "user" or "raised". Stdout belongs to the frames alone: whatever the environment prints goes to stderr. The
+worker ends, and every process that its environment started, as soon as stdin ends, even while the environment hangs.
 """
 
 from __future__ import annotations
