@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import gymnasium
@@ -104,6 +104,10 @@ class TextEnv(gymnasium.Env[str, str]):
     def random_action(self, rng: np.random.Generator) -> str:
         """Return a random well-formed action; only where the environment offers one."""
         raise UserError(f"{type(self).__name__} offers no random policy.")
+
+    def exploits(self) -> Sequence[str]:
+        """Return actions that must never earn reward on the current task: `rollcage check` tries them all."""
+        return ()
 
     def choose_task(self, options: Mapping[str, Any]) -> Task:
         """Return the task for `reset`: the one ``options`` names, else a random one of the split."""

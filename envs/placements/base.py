@@ -33,7 +33,7 @@ class EnvDied(PlacementError):
     reason = "env_died"
 
 
-CALLABLE = ("expert", "random_action", "snapshot", "restore", "tools")
+CALLABLE = ("expert", "random_action", "snapshot", "restore", "tools", "exploits")
 """What `EnvHandle.call` may ask of an environment."""
 
 
