@@ -19,7 +19,7 @@ class Batch:
         token_ids: int64 [B, T]; 0 on padding.
         attention_mask: bool [B, T]; False on padding.
         loss_mask: bool [B, T]; True on tokens the policy sampled. Column 0 is never True: it has no prediction.
-        rollout_logprobs: float32 [B, T]; the sampler's log-probability of token t given the tokens before it, 0 elsewhere.
+        rollout_logprobs: float32 [B, T]; the sampler's log-probability of token t given those before it; 0 elsewhere.
         rewards: float32 [B, T]; a turn's reward on that turn's last trainable token, 0 elsewhere.
         returns: float32 [B]; the whole episode's return, the same on every row of an episode.
         group_ids: int64 [B]; rows of one task share it.

@@ -1,0 +1,145 @@
+"""What the worker process of one learner rank serves: the policy, its training, publishing and checkpoints."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from rollcage.errors import UserError
+from rollcage.trainer.learner.batch import Batch
+from rollcage.trainer.learner.config import LearnerConfig
+from rollcage.trainer.learner.deepspeed_engine import join_ranks, make_engine, named_weights, whole
+from rollcage.trainer.learner.shared_weights import Layout, make_layout, map_weights
+from rollcage.trainer.learner.statistics import Totals
+from rollcage.trainer.learner.token_logprobs import TokenLogprobs
+from rollcage.trainer.learner.update import PolicyUpdate
+from rollcage.trainer.models import find_model, load_model, load_tokenizer
+
+STATE = "deepspeed"
+SHAPE = "learner.json"
+TOKENIZER_FILES = ("tokenizer*", "special_tokens*", "added_tokens*", "vocab*", "merges.txt", "chat_template*")
+
+
+class DeepSpeedRank:
+    """One rank. Every method but `open_store` must be called on all ranks, with the same arguments.
+
+    Args:
+        memory: descriptor of the shared memory that rank 0 publishes through.
+    """
+
+    def __init__(self, memory: int) -> None:
+        self._memory = memory
+        self._rank, self._world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self._policy_version = 0
+        self._store: TCPStore | None = None
+
+    def open_store(self) -> int:
+        """Rank 0 only: open the place where the ranks meet, and return its port."""
+        store = TCPStore("127.0.0.1", 0, self._world_size, is_master=True, wait_for_workers=False)
+        self._store = store
+        return int(store.port)
+
+    def start(self, config: LearnerConfig, checkpoint: Path | None, port: int) -> Layout:
+        """Load the model, or the checkpoint, and get ready; returns where the published weights lie.
+
+        Raises:
+            UserError: the model or the checkpoint cannot be used.
+        """
+        self._config = config
+        torch.set_num_threads(config.num_threads)
+        torch.set_float32_matmul_precision(config.matmul_precision)
+        torch.manual_seed(config.seed)
+        self._source = find_model(checkpoint or config.model)
+        policy = load_model(self._source, config.dtype)
+        _without_dropout(policy)
+        if config.gradient_checkpointing:
+            policy.gradient_checkpointing_enable({"use_reentrant": False})
+        self._policy = policy
+        layout = make_layout((name, tuple(weight.shape), weight.dtype) for name, weight in named_weights(policy))
+        self._published = map_weights(self._memory, layout) if self._rank == 0 else {}
+        os.environ["MASTER_PORT"] = str(port)
+        store = self._store or TCPStore("127.0.0.1", port, self._world_size)
+        join_ranks(self._rank, self._world_size, store, config.call_timeout_s)
+        self._engine = make_engine(TokenLogprobs(policy, config.temperature), config)
+        self._update = PolicyUpdate(self._engine, config, self._rank)
+        if checkpoint is not None:
+            self.load(checkpoint)
+        return layout
+
+    def train(self, batch: Batch) -> tuple[Totals, dict[str, float]]:
+        """Update the policy once; see `PolicyUpdate.train`."""
+        result = self._update.train(batch, self._policy_version)
+        self._policy_version += 1
+        return result
+
+    def logprobs(self, batch: Batch) -> npt.NDArray[np.float32]:
+        """Return [B, T] log-probabilities; see `PolicyUpdate.logprobs`."""
+        return self._update.logprobs(batch)
+
+    def publish(self) -> None:
+        """Copy the weights into the shared memory."""
+        for name, weight in named_weights(self._policy):
+            with whole(weight, self._config) as tensor:
+                if self._rank == 0:
+                    self._published[name].copy_(tensor)
+
+    def save(self, folder: Path) -> None:
+        """Write DeepSpeed's state and the random generator's, and ``model/`` in transformers' format with tokenizer."""
+        state = {"policy_version": self._policy_version, "rng": torch.get_rng_state()}
+        self._engine.save_checkpoint(str(folder), tag=STATE, client_state=state, save_latest=False)
+        self.publish()
+        if self._rank == 0:
+            self._save_model(folder / "model")
+            (folder / SHAPE).write_text(json.dumps(_shape(self._config)))
+
+    def load(self, folder: Path) -> None:
+        """Go back to what `save` wrote.
+
+        Raises:
+            UserError: it was written by ranks that divided the state in another way.
+        """
+        shape, ours = json.loads((folder / SHAPE).read_text()), _shape(self._config)
+        if shape != ours:
+            raise UserError(f"checkpoint {folder} was written with {shape}, this run has {ours}: resume with the same.")
+        loaded, state = self._engine.load_checkpoint(str(folder), tag=STATE)
+        if loaded is None:
+            raise UserError(f"checkpoint {folder} holds no optimiser state ({STATE}/): use another one.")
+        self._policy_version = int(state["policy_version"])
+        torch.set_rng_state(state["rng"])
+
+    def _save_model(self, folder: Path) -> None:
+        """Write what is published last, in transformers' format."""
+        dtype = self._config.checkpoint_dtype
+        weights = {name: weight.to(getattr(torch, dtype)) for name, weight in self._published.items()}
+        self._policy.save_pretrained(folder, state_dict=weights)
+        self._policy.config.dtype = dtype
+        self._policy.config.save_pretrained(folder)
+        if self._source.suffix == ".gguf":
+            load_tokenizer(self._source).save_pretrained(folder)
+            return
+        for file in self._source.iterdir():
+            if any(file.match(pattern) for pattern in TOKENIZER_FILES):
+                shutil.copy(file, folder / file.name)
+
+
+def _shape(config: LearnerConfig) -> dict[str, Any]:
+    """Return what a checkpoint's optimiser state depends on."""
+    return {"num_ranks": config.num_ranks, "zero_stage": config.zero_stage, "dtype": config.dtype}
+
+
+def _without_dropout(policy: nn.Module) -> None:
+    """Switch dropout off for good: a ratio must compare two policies, not two draws of dropout."""
+    for module in policy.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0  # type: ignore[assignment]
