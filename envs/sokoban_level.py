@@ -94,8 +94,11 @@ class Level:
         return flood(player, self.floor & ~boxes, self.width)
 
     def frozen(self, boxes: int) -> int:
-        """Return the boxes that can never move again: along each axis a wall, or a frozen box, is next to them, or
-        dead cells are on both sides. Found by assuming all of ``boxes`` frozen and dropping those that are not held."""
+        """Return the boxes that can never move again and leave the level solvable.
+
+        Along each axis a wall or a frozen box is next to such a box, or the cells on both sides are not live; so every
+        box on a cell that is not live is one. Found by taking all for frozen and dropping those that are not held.
+        """
         held, dead = boxes, ~self.live
         while True:
             solid, frozen = ~self.floor | held, held
@@ -107,9 +110,9 @@ class Level:
     def deadlocked(self, boxes: int) -> bool:
         """Return whether a box can never reach a target, wherever the player stands.
 
-        True is certain; false is not: this sees boxes on dead cells and boxes that hold each other for ever.
+        True is certain; false is not: this sees boxes on cells that are not live and boxes that hold each other.
         """
-        return (boxes & ~self.live | self.frozen(boxes) & ~self.targets) != 0
+        return self.frozen(boxes) & ~self.targets != 0
 
     def draw(self, player: int, boxes: int, separator: str = " ") -> str:
         """Return the position as text, one line a row; spaces keep a tokenizer from joining cells."""
