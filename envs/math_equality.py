@@ -164,7 +164,7 @@ def _without_names(gold: str, answer: str) -> tuple[str, str]:
     gold, answer = _MEMBER.sub("", gold), _MEMBER.sub("", answer)
     gold_name, gold_value = _named(gold)
     parts = _EQUALS.split(answer)
-    if len(parts) == 1 or len(_items(answer)) > 1:
+    if len(parts) == 1 or (len(_items(answer)) > 1 and read_number(parts[-1]) is None):
         return (gold, answer) if gold_name is None or len(_items(gold)) > 1 else (gold_value, answer)
     if gold_name is None:
         return (gold, answer) if _EQUALS.search(gold) else (gold, _last_part(parts))

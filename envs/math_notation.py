@@ -46,7 +46,7 @@ _REWRITES = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         (r",\s?\\!\s?", ","),
-        (r"(?<!\\)\\[()\[\]](?![A-Za-z])|\$|\\\$|(?<!\\)\\[!,;:> ]|~|\\q?quad(?![A-Za-z])", " "),
+        (r"(?<!\\)\\[()\[\]]|\$|\\\$|(?<!\\)\\[!,;:> ]|~|\\q?quad(?![A-Za-z])", " "),
         (r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|limits)(?![A-Za-z])\.?", ""),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
         (r"\\(?:mathrm|mathbf|mathit|mathsf|textbf|textit|textrm|textnormal|mbox|operatorname\*?)\s?\{", r"\\text{"),
@@ -57,7 +57,9 @@ _REWRITES = [
         (r"\\rbrace(?![A-Za-z])", r"\\}"),
         (r"\\(?:lvert|rvert|vert)(?![A-Za-z])", "|"),
         (r"\{\s?,\s?\}", ","),
-        (r"\\text\s?\{\s{0,4}(?:and|or)\s{0,4}\}|(?<=[\s,;\d}\])])(?:and|or)(?=\s)|;", " , "),
+        (r"(?:, ?)?\\text\s?\{\s{0,4}(?:and|or)\s{0,4}\}|(?:, )?(?<=[\s\d}\])])(?:and|or)(?=\s)|;", " , "),
+        (r"(?<!\\)\{(\d{1,3})((?:,\d{3}){1,9})\}", lambda match: f"{{{match[1]}{match[2].replace(',', '')}}}"),
+        (r"^\s{0,8}\\approx(?![A-Za-z])", ""),
         (r"\\frac\s?(\d)\s?(\d)(?!\d)", r"\\frac{\1}{\2}"),
         (r"\\frac\s?(\d)\s?(?=\{)", r"\\frac{\1}"),
         (r"(\\frac\s?\{[^{}]{1,80}\})\s?(\d)(?!\d)", r"\1{\2}"),
@@ -70,6 +72,7 @@ _REWRITES = [
 _LOOSE_SPACE = re.compile(
     r"(?<![A-Za-z\d,]) | (?![A-Za-z\d])|(?<=,) (?!\d)|(?<=\D,) |(?<=[A-Za-z]) (?=\d)|(?<=\d) (?=[A-Za-z](?![A-Za-z]))"
 )
+_PLAIN = re.compile(r"-?[0-9A-Za-z]+(?:\.[0-9]+)?")
 _WHOLE_TEXT = re.compile(r"\\text\{([^{}]*)\}")
 
 
@@ -79,7 +82,9 @@ def normalise(text: str) -> str:
     >>> normalise(r"$\left( \dfrac12,\, 3x \right).$")
     '(\\frac{1}{2},3x)'
     """
-    text = text.translate(_TRANSLATION)
+    if _PLAIN.fullmatch(text):
+        return text
+    text = " ".join(text.translate(_TRANSLATION).split())
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
     text = " ".join(text.split()).rstrip(".,;: ")
