@@ -5,6 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
+
+from rollcage.envs.countdown import CountdownEnv
+
+MAX_PRODUCT = 2000
+"""The largest product of a step: two-digit targets seldom come back from more."""
+SHARE_OF_FOUR = 0.15
+"""Share of the demonstrations that have four numbers; the rest have three."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +81,20 @@ class Demonstrator:
         return solution or random_attempt(start, rng)
 
 
+def demonstrations(demonstrator: Demonstrator, seed: int) -> Iterator[tuple[str, str]]:
+    """Yield prompts of `rollcage/Countdown-v0`'s training tasks, each with the message that demonstrates an answer."""
+    rng = random.Random(seed)
+    envs = {num_numbers: CountdownEnv(num_numbers=num_numbers) for num_numbers in (3, 4)}
+    for index in count(rng.randrange(1 << 30)):
+        env = envs[4 if rng.random() < SHARE_OF_FOUR else 3]
+        task = env.tasks.task("train", index % env.tasks.splits["train"])
+        yield env.begin(task), demonstrator.demonstrate(task.data["numbers"], task.data["target"], rng)
+
+
 def moves(values: Sequence[Value]) -> Iterator[tuple[int, int, str, int]]:
     """Yield every step that can be taken: positions of the larger and the smaller value, operator, result.
 
-    Only integers of at least 1 and products that two-digit targets can come back from: mental arithmetic.
+    Only integers of at least 1, and products of at most `MAX_PRODUCT`: mental arithmetic.
     """
     for i, a in enumerate(values):
         for j, b in enumerate(values):
@@ -90,9 +108,6 @@ def moves(values: Sequence[Value]) -> Iterator[tuple[int, int, str, int]]:
                 yield i, j, "*", x * y
             if x % y == 0:
                 yield i, j, "/", x // y
-
-
-MAX_PRODUCT = 2000
 
 
 def take(values: Sequence[Value], move: tuple[int, int, str, int]) -> tuple[list[Value], str]:
