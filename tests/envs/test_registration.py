@@ -109,6 +109,24 @@ def test_an_id_may_name_the_module_that_registers_it(tmp_path, monkeypatch):
     gymnasium.registry.pop("user/Echo-v0")
 
 
+def test_a_command_finds_a_module_in_the_folder_where_it_is_called(tmp_path):
+    (tmp_path / "echo_beside_a_user.py").write_text(
+        "from rollcage.envs import register\nregister('user/Echo-v0', 'rollcage.envs.frozen_lake:FrozenLakeEnv')\n"
+    )
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "rollcage",
+        "eval",
+        "echo_beside_a_user:user/Echo-v0",
+    ]  # -P: as an installed command
+    arguments = ["--policy", "expert", "--num-tasks", "3", "--json"]
+    done = subprocess.run([*command, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert '"success_rate": 1.0' in done.stdout
+
+
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
