@@ -15,19 +15,24 @@ ATTENTION = "rollcage_slots"
 """Name under which `register_attention` makes the attention function known to transformers."""
 
 
+_FIRST_COLUMNS = 64
+
+
 class SlotCache(Cache):
     """Keys and values of ``num_slots`` sequences; column c of a slot holds the token at position c.
 
     A forward pass works on the neighbouring slots that `aim` chose: it writes the new tokens' columns and attends to
     a view of the first ``length`` columns, so nothing grows or is copied. Columns beyond a sequence's end hold what
     an earlier sequence left there; the caller's attention mask hides them, and they must stay finite (`clear`).
-    One column more than asked for takes what padding tokens write.
+    One column behind the last takes what padding tokens write. The number of columns doubles when a sequence needs
+    more, so memory follows the longest sequence, and short ones lie close together.
     """
 
     def __init__(self, num_slots: int, max_tokens: int) -> None:
-        """Room for ``num_slots`` sequences of ``max_tokens`` tokens; taken at the first forward pass."""
+        """Room for ``num_slots`` sequences of at most ``max_tokens`` tokens; taken at the first forward pass."""
         self.num_slots = num_slots
-        self.num_columns = max_tokens + 1
+        self.num_columns = min(_FIRST_COLUMNS, max_tokens) + 1
+        self._max_columns = max_tokens + 1
         self.rows = slice(0, 0)
         self.length = 0
         self._columns = torch.empty(0)
@@ -44,7 +49,11 @@ class SlotCache(Cache):
         """
         self.rows = slice(first, first + len(columns))
         self.length = length
-        self._columns = columns
+        if length >= self.num_columns:
+            self.num_columns = min(max(2 * self.num_columns, length + 1), self._max_columns)
+            for layer in self.layers:
+                layer.resize(self.num_columns)
+        self._columns = columns.clamp(max=self.num_columns - 1)
         self._writes = {}
 
     def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
@@ -91,6 +100,13 @@ class _SlotLayer(CacheLayerMixin):
 
         self.keys, self.values = room(key_states), room(value_states)
         self.is_initialized = True
+
+    def resize(self, num_columns: int) -> None:
+        for name in ("keys", "values"):
+            old = getattr(self, name)
+            new = old.new_zeros(*old.shape[:2], num_columns, old.shape[-1])
+            new[:, :, : old.shape[2] - 1] = old[:, :, :-1]
+            setattr(self, name, new)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
