@@ -45,10 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         sys.stderr.write(f"rollcage: unknown command {name!r}.{did_you_mean(name, COMMANDS)}  See: rollcage --help\n")
         return 2
-    if os.getcwd() not in sys.path:
-        sys.path.append(
-            os.getcwd()
-        )  # so that "module:namespace/Name-v0" finds a module beside the user, as python -m does
+    if "" not in sys.path:  # as with `python -m`: "module:namespace/Name-v0" finds a module beside the user
+        sys.path.append("")
     try:
         run: Callable[[Sequence[str]], int] = getattr(import_module(COMMANDS[name][0]), f"run_{name}")
         return run(rest)
