@@ -6,11 +6,11 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from rollcage.errors import UserError
+from rollcage.errors import UserError, require
 from rollcage.trainer.types import Sampling
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 PLACEMENTS = ("inline", "process")
 POLICY_HELP = (
     "expert or random (where the environment offers them), openai:MODEL@URL (key from $OPENAI_API_KEY), "
+    "small or smollm2 (models that come along), "
     "or the path of a model folder, a GGUF file, a checkpoint, or a run (its newest checkpoint)"
 )
 
@@ -74,7 +75,7 @@ def run_eval(argv: Sequence[str]) -> int:
         attempts=arguments.attempts,
         solver=arguments.policy,
     )
-    policy = policy_from(arguments)
+    policy = policy_from(arguments, evaluation.tools)
     [result] = run_evaluations(
         policy, [(evaluation, arguments.output)], placement=arguments.placement, concurrency=arguments.concurrency
     )
@@ -105,6 +106,25 @@ def run_replay(argv: Sequence[str]) -> int:
     return 1 if num_different else 0
 
 
+def run_train(argv: Sequence[str]) -> int:
+    """``rollcage train``: train a language model from a preset, or go on with a run."""
+    require("torch", "train")
+    require("tyro", "train")
+    from rollcage.trainer.run import Run, run_to_end
+    from rollcage.trainer.train_arguments import parse_train
+
+    request = parse_train(argv)
+    if request.resume is not None:
+        run = Run.open(request.resume)
+    else:
+        run = Run.create(request.folder, request.config, request.command)
+    sys.stderr.write(f"run folder: {run.folder}   (stopped or killed? rollcage train --resume {run.folder})\n")
+    report = run_to_end(run)
+    sys.stdout.write((report / "README.md").read_text(encoding="utf-8"))
+    sys.stdout.write(f"report: {report}\n")
+    return 0
+
+
 def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what says who plays, and how fast."""
     parser.add_argument("--policy", required=True, help=POLICY_HELP)
@@ -113,13 +133,14 @@ def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
         type=natural_float,
         help="of a language model (default: 0, the most likely token, and 1 with several attempts)",
     )
+    parser.add_argument("--system", default="", help="system message for a language model (default: none)")
     parser.add_argument("--max-new-tokens", type=positive, default=1024, help="of one message (default: 1024)")
     parser.add_argument("--concurrency", type=positive, help="episodes at once (default: the policy's choice)")
     parser.add_argument("--timeout", type=natural_float, default=600.0, help="seconds for one endpoint call (600)")
     parser.add_argument("--placement", choices=PLACEMENTS, help="where environments run (default: as they ask)")
 
 
-def policy_from(arguments: argparse.Namespace) -> Policy:
+def policy_from(arguments: argparse.Namespace, tools: Sequence[Mapping[str, Any]] = ()) -> Policy:
     """Return the policy that the arguments of `add_policy_arguments` and ``attempts`` name."""
     from rollcage.trainer.agents.policies import make_policy
 
@@ -127,7 +148,7 @@ def policy_from(arguments: argparse.Namespace) -> Policy:
     if temperature is None:
         temperature = 0.0 if arguments.attempts == 1 else 1.0
     sampling = Sampling(max_new_tokens=arguments.max_new_tokens, temperature=temperature)
-    return make_policy(arguments.policy, sampling, timeout_s=arguments.timeout, concurrency=arguments.concurrency)
+    return make_policy(arguments.policy, sampling, system=arguments.system, tools=tools, timeout_s=arguments.timeout)
 
 
 def parse_env_args(pairs: Sequence[str]) -> dict[str, Any]:

@@ -14,14 +14,15 @@ class ChatAgent:
     Args:
         endpoint: where to.
         sampling: how the endpoint shall draw; endpoints are free to honour the seed.
+        system: first message of the conversation; "" for none.
         seed: the draw of turn t depends on this and t.
     """
 
     policy_version = 0
 
-    def __init__(self, endpoint: ChatEndpoint, sampling: Sampling, *, seed: int) -> None:
+    def __init__(self, endpoint: ChatEndpoint, sampling: Sampling, *, system: str = "", seed: int) -> None:
         self._endpoint, self._sampling, self._seed = endpoint, sampling, seed
-        self._messages: list[dict[str, str]] = []
+        self._messages = [{"role": "system", "content": system}] if system else []
         self.segments: list[Segment] = []
 
     async def act(self, observation: str) -> Message:

@@ -72,7 +72,7 @@ class ChatEndpoint:
     """
 
     def __init__(
-        self, url: str, model: str, *, api_key: str = "", timeout_s: float = 600.0, concurrency: int = 16
+        self, url: str, model: str, *, api_key: str = "", timeout_s: float = 600.0, concurrency: int = 256
     ) -> None:
         try:
             parts = urlsplit(url.rstrip("/").removesuffix("/chat/completions"))

@@ -1,11 +1,12 @@
-"""Policies by name: ``expert``, ``random``, ``openai:MODEL@URL``, or the path of a model, checkpoint or run."""
+"""Policies by name: ``expert``, ``random``, ``openai:MODEL@URL``, a model that comes along, or a path."""
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from rollcage.envs.placements.base import EnvHandle
 from rollcage.errors import UserError, did_you_mean, require
@@ -20,6 +21,9 @@ from rollcage.trainer.types import Sampling
 SOLVERS: tuple[Literal["expert"], Literal["random"]] = ("expert", "random")
 """Policies that an environment brings itself."""
 
+MODELS = ("small", "smollm2")
+"""Models that come with Rollcage or with a package of their own; see `rollcage.trainer.config.model_path`."""
+
 
 class Policy(Protocol):
     """Whoever is evaluated: makes an agent for every episode.
@@ -27,7 +31,7 @@ class Policy(Protocol):
     Attributes:
         name: what the user calls it.
         identity: what its actions depend on, as text: a result may be continued only with the same one.
-        concurrency: a good number of episodes to play at once.
+        concurrency: episodes to play at once; may be set before `start`.
     """
 
     name: str
@@ -50,11 +54,10 @@ class Policy(Protocol):
 class SolverPolicy:
     """The environment's own expert or random actions; see `Policy`."""
 
-    concurrency = 8
-
     def __init__(self, kind: Literal["expert", "random"], *, deadline_s: float = 60.0) -> None:
         self.name: str = kind
         self.identity: str = kind
+        self.concurrency = 8
         self._kind, self._deadline_s = kind, deadline_s
 
     async def start(self) -> None:
@@ -71,10 +74,10 @@ class SolverPolicy:
 class EndpointPolicy:
     """A model behind an OpenAI-compatible endpoint; see `Policy`."""
 
-    def __init__(self, name: str, endpoint: ChatEndpoint, sampling: Sampling, *, concurrency: int) -> None:
-        self.name, self.identity = name, f"openai:{endpoint.model}@{endpoint.url} {sampling}"
-        self.concurrency = concurrency
-        self._endpoint, self._sampling = endpoint, sampling
+    def __init__(self, name: str, endpoint: ChatEndpoint, sampling: Sampling, *, system: str = "") -> None:
+        self.name, self.identity = name, f"openai:{endpoint.model}@{endpoint.url} {sampling} {system!r}"
+        self.concurrency = 16
+        self._endpoint, self._sampling, self._system = endpoint, sampling, system
 
     async def start(self) -> None:
         """See `ChatEndpoint.start`."""
@@ -82,25 +85,33 @@ class EndpointPolicy:
 
     def agent(self, handle: EnvHandle, *, name: str, seed: int) -> Agent:
         """See `Policy`."""
-        return ChatAgent(self._endpoint, self._sampling, seed=seed)
+        return ChatAgent(self._endpoint, self._sampling, system=self._system, seed=seed)
 
     async def close(self) -> None:
         """See `ChatEndpoint.close`."""
         await self._endpoint.close()
 
 
-def make_policy(name: str, sampling: Sampling, *, timeout_s: float = 600.0, concurrency: int | None = None) -> Policy:
-    """Return the policy that ``name`` means; only a local model loads torch, when it starts.
+def make_policy(
+    name: str,
+    sampling: Sampling,
+    *,
+    system: str = "",
+    tools: Sequence[Mapping[str, Any]] = (),
+    timeout_s: float = 600.0,
+) -> Policy:
+    """Return the policy that ``name`` means; only a model on this machine loads torch.
 
     Args:
-        name: "expert", "random", "openai:MODEL@URL", or the path of a model folder, a GGUF file, a checkpoint, or a run
-            (then its newest complete checkpoint).
+        name: "expert", "random", "openai:MODEL@URL", one of `MODELS`, or the path of a model folder, a GGUF file, a
+            checkpoint, or a run (then its newest complete checkpoint).
         sampling: how a language model draws its messages.
+        system: system message put before every conversation of a language model; "" for none.
+        tools: declared by the environment, for the chat template of a model on this machine.
         timeout_s: deadline of one call to an endpoint.
-        concurrency: episodes to play at once; None for the policy's own choice.
 
     Raises:
-        UserError: it means none; a UserError of `start` says that it cannot be used.
+        UserError: it means none, or there is no model; a UserError of `start` says that it cannot be used.
     """
     for kind in SOLVERS:
         if name == kind:
@@ -110,21 +121,20 @@ def make_policy(name: str, sampling: Sampling, *, timeout_s: float = 600.0, conc
         if match is None:
             raise UserError(f"{name!r}: write openai:MODEL@URL, as in openai:my-model@http://localhost:8000/v1")
         model, url = match.groups()
-        concurrency = concurrency or 16
         key = os.environ.get("OPENAI_API_KEY", "").strip()
-        endpoint = ChatEndpoint(url, model, api_key=key, timeout_s=timeout_s, concurrency=concurrency)
-        return EndpointPolicy(name, endpoint, sampling, concurrency=concurrency)
-    path = Path(name)
-    if not path.exists():
-        known = "expert, random, openai:MODEL@URL, or the path of a model folder, a checkpoint or a run"
-        raise UserError(f"no policy {name!r}: it must be {known}.{did_you_mean(name, SOLVERS)}")
-    checkpoint = find_checkpoint(path)
-    find_model(checkpoint)  # what is no model is known before torch is loaded
+        return EndpointPolicy(name, ChatEndpoint(url, model, api_key=key, timeout_s=timeout_s), sampling, system=system)
+    if name not in MODELS:
+        if not Path(name).exists():
+            known = f"{', '.join((*SOLVERS, *MODELS))}, openai:MODEL@URL, or the path of a model, a checkpoint or a run"
+            raise UserError(f"no policy {name!r}: it must be {known}.{did_you_mean(name, (*SOLVERS, *MODELS))}")
+        find_model(find_checkpoint(Path(name)))  # what is no model is told before torch is loaded
     require("torch", "train")
     require("transformers", "train")
-    from rollcage.trainer.agents.model import ModelPolicy  # the only one that loads them
+    from rollcage.trainer.agents.model import ModelPolicy
+    from rollcage.trainer.config import model_path
 
-    return ModelPolicy(name, checkpoint, sampling, concurrency=concurrency)
+    path = Path(model_path(name)) if name in MODELS else find_checkpoint(Path(name))
+    return ModelPolicy(name, path, sampling, system=system, tools=tools)
 
 
 def find_checkpoint(path: Path) -> Path:

@@ -27,8 +27,8 @@ from rollcage.trainer.rollout.record import trajectory_to_json
 from rollcage.trainer.rollout.seeding import key_seed
 from rollcage.trainer.types import Failure, Trajectory
 
-DEADLINES = Deadlines(env_s=120.0, turn_s=1800.0, episode_s=6 * 3600.0)
-"""Generous: an evaluation waits for a slow model rather than losing an episode."""
+DEADLINES = Deadlines(env_s=120.0, turn_s=6 * 3600.0, episode_s=24 * 3600.0)
+"""Generous: an evaluation waits for a slow model rather than lose an episode; an endpoint has a deadline of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,7 @@ class Evaluation:
         seed: keys every environment's and every draw's seed, together with the task and the attempt.
         attempts: episodes of each task.
         placement: where the environment asks to run ("inline", "process").
+        tools: that it declares.
     """
 
     env: EnvConfig
@@ -50,6 +51,7 @@ class Evaluation:
     seed: int = 0
     attempts: int = 1
     placement: str = "inline"
+    tools: tuple[Mapping[str, Any], ...] = ()
 
 
 def plan(
@@ -91,10 +93,10 @@ def plan(
         if solver in SOLVERS:
             env.reset(seed=0, options={"task": task_ids[0]})
             _ = inner.expert() if solver == "expert" else inner.random_action(np.random.default_rng(0))
-        placement = str(inner.metadata.get("placement", "inline"))
+        placement, tools = str(inner.metadata.get("placement", "inline")), tuple(inner.tools)
     finally:
         env.close()
-    return Evaluation(EnvConfig(env_id, kwargs), split, task_ids, seed, attempts, placement)
+    return Evaluation(EnvConfig(env_id, kwargs), split, task_ids, seed, attempts, placement, tools)
 
 
 def _takes_split(env_id: str) -> bool:

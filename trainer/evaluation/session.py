@@ -36,8 +36,9 @@ def run_evaluations(
     async def run() -> list[Result]:
         results = []
         try:
+            most = max((len(e.task_ids) * e.attempts for e, _ in evaluations), default=1)
+            policy.concurrency = num_slots = min(concurrency or policy.concurrency, max(1, most))
             await policy.start()
-            num_slots = concurrency or policy.concurrency
             for evaluation, output in evaluations:
                 where = make_placement(placement or evaluation.placement, evaluation.env, num_workers=num_slots)
                 try:
@@ -46,7 +47,6 @@ def run_evaluations(
                             evaluation,
                             policy,
                             where,
-                            concurrency=num_slots,
                             deadlines=deadlines,
                             output=output,
                             progress=True,

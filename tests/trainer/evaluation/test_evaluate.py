@@ -149,7 +149,7 @@ def test_what_failed_by_infrastructure_is_played_again(tmp_path: Path) -> None:
         evaluation = Evaluation(plan("tests/Polarity-v0").env, "test", tasks)
 
         def policy() -> Policy:
-            return EndpointPolicy("fake", ChatEndpoint(server.url, "fake"), SAMPLING, concurrency=2)
+            return EndpointPolicy("fake", ChatEndpoint(server.url, "fake"), SAMPLING)
 
         broken = play(evaluation, policy(), output=tmp_path).summary()
         assert (broken["num_scored"], broken["failure_reasons"]) == (1, {"infra/endpoint_refused": 2})
@@ -159,7 +159,7 @@ def test_what_failed_by_infrastructure_is_played_again(tmp_path: Path) -> None:
 
 def test_an_endpoint_that_never_works_ends_the_run_and_leaves_nothing(tmp_path: Path) -> None:
     with FakeEndpoint(lambda messages: RawReply(401, b"no key")) as server:
-        policy = EndpointPolicy("fake", ChatEndpoint(server.url, "fake"), SAMPLING, concurrency=2)
+        policy = EndpointPolicy("fake", ChatEndpoint(server.url, "fake"), SAMPLING)
         with pytest.raises(UserError, match="no key"):
             play(plan("tests/Polarity-v0"), policy, output=tmp_path / "new")
     assert not (tmp_path / "new").exists()
