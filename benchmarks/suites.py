@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rollcage.envs.data import find_dataset
+from rollcage.envs.countdown_tasks import published_files
 from rollcage.errors import UserError, did_you_mean
 from rollcage.trainer.evaluation.evaluate import Evaluation, Result, plan
 
@@ -31,16 +31,15 @@ class Part:
 
 
 def _math(name: str) -> Mapping[str, Part]:
-    return {name: Part("rollcage/Math-v0", lambda: {"data": name})}
+    return {name: Part("rollcage/Math-v0", lambda: {"dataset": name})}
 
 
 def _qa(name: str) -> Part:
-    return Part("rollcage/QA-v0", lambda: {"data": name})
+    return Part("rollcage/QA-v0", lambda: {"dataset": name})
 
 
 def _countdown_files() -> Mapping[str, Any]:
-    source = "the Countdown-Tasks-3to4 data set of Jiayi-Pan on Hugging Face"
-    return {"data": {"test": str(find_dataset("countdown_3to4", "countdown", source)["test"][0])}}
+    return {"data": {"test": published_files()["test"]}}
 
 
 SUITES: Mapping[str, Mapping[str, Part]] = {
@@ -99,8 +98,9 @@ def summarize(
 
     Keys: suite, policy, num_tasks, num_scored, pass@1 and its interval (the unbiased estimate, which is the mean over
     all attempts), avg@k (the same, by the name that goes with k attempts), pass@k for k = 2, 4, 8, ... up to
-    ``attempts`` and k = ``attempts``, mean_reward, failures, seconds, attempts, seed, the parts, those left out, and
-    for the expert the ids that it did not solve.
+    ``attempts`` and k = ``attempts``, mean_reward, failures, seconds, attempts, seed, the parts (with the tasks that
+    their data set leaves out because they cannot be scored), those left out, and for the expert the ids that it did
+    not solve.
     """
     whole = _join(list(results.values()))
     summary = whole.summary()
@@ -108,7 +108,9 @@ def summarize(
     numbers |= {key: summary[key] for key in ("num_tasks", "num_scored")} | _rates(whole)
     numbers |= {key: summary[key] for key in ("mean_reward", "failures", "seconds", "attempts", "seed")}
     numbers["parts"] = {
-        name: {key: result.summary()[key] for key in ("env_id", "split", "num_tasks", "num_scored")} | _rates(result)
+        name: {key: result.summary()[key] for key in ("env_id", "split", "num_tasks", "num_scored")}
+        | _rates(result)
+        | {"quarantined": dict(result.evaluation.quarantined)}
         for name, result in results.items()
     }
     numbers["left_out"] = dict(left_out)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from rollcage.envs.cli import add_env_arguments, env_kwargs
 from rollcage.errors import UserError, require
 from rollcage.trainer.types import Sampling
 
@@ -48,7 +49,7 @@ def run_eval(argv: Sequence[str]) -> int:
         "Let a policy play a sample of an environment's tasks; shows success with its 95 % interval.",
         "rollcage eval rollcage/Countdown-v0 --policy expert --num-tasks 100 --json\n"
         "rollcage eval rollcage/FrozenLake-v0 --policy random --split test --seed 1\n"
-        "rollcage eval rollcage/Math-v0 --env-arg data=gsm8k --policy openai:my-model@http://localhost:8000/v1\n"
+        "rollcage eval rollcage/Math-v0 --env-arg dataset=gsm8k --policy openai:my-model@http://localhost:8000/v1\n"
         "rollcage eval rollcage/Countdown-v0 --policy runs/my-run --num-tasks 2048 --output runs/my-eval",
     )
     parser.add_argument("env_id", metavar="ENV_ID", help="environment; your own: module:namespace/Name-v0")
@@ -56,9 +57,7 @@ def run_eval(argv: Sequence[str]) -> int:
     parser.add_argument("--num-tasks", type=positive, default=100, help="tasks to play (default: 100)")
     parser.add_argument("--seed", type=natural, default=0, help="of the sample and of every episode (default: 0)")
     parser.add_argument("--attempts", type=positive, default=1, help="episodes of each task (default: 1)")
-    parser.add_argument(
-        "--env-arg", action="append", default=[], metavar="KEY=VALUE", help="argument of the environment; repeatable"
-    )
+    add_env_arguments(parser)
     add_policy_arguments(parser)
     parser.add_argument("--output", type=Path, help="folder of the episodes; call again to go on after a kill")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line on stdout")
@@ -68,7 +67,7 @@ def run_eval(argv: Sequence[str]) -> int:
 
     evaluation = plan(
         arguments.env_id,
-        parse_env_args(arguments.env_arg),
+        env_kwargs(arguments),
         split=arguments.split,
         num_tasks=arguments.num_tasks,
         seed=arguments.seed,
@@ -149,24 +148,6 @@ def policy_from(arguments: argparse.Namespace, tools: Sequence[Mapping[str, Any]
         temperature = 0.0 if arguments.attempts == 1 else 1.0
     sampling = Sampling(max_new_tokens=arguments.max_new_tokens, temperature=temperature)
     return make_policy(arguments.policy, sampling, system=arguments.system, tools=tools, timeout_s=arguments.timeout)
-
-
-def parse_env_args(pairs: Sequence[str]) -> dict[str, Any]:
-    """Turn ``key=value`` pairs into arguments; a value is JSON where it can be read as such, else text.
-
-    Raises:
-        UserError: a pair without "=" or a key that is no name.
-    """
-    arguments: dict[str, Any] = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals or not key.isidentifier():
-            raise UserError(f"--env-arg {pair!r}: write KEY=VALUE, as in num_numbers=4")
-        try:
-            arguments[key] = json.loads(value)
-        except ValueError:
-            arguments[key] = value
-    return arguments
 
 
 def format_summary(summary: dict[str, Any]) -> str:

@@ -7,8 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gymnasium
+import numpy as np
 import pytest
 
+from rollcage.envs.recording import Recording
 from rollcage.errors import UserError
 from rollcage.trainer.replay import Difference, read_records, replay_all
 
@@ -16,8 +19,6 @@ from rollcage.trainer.replay import Difference, read_records, replay_all
 @pytest.fixture
 def record() -> dict[str, Any]:
     """An episode with a problem set by hand, two attempts: wrong, then right."""
-    import gymnasium
-
     options = {"numbers": [3, 5, 10], "target": 80}
     env = gymnasium.make("rollcage/Countdown-v0", max_attempts=2)
     prompt, info = env.reset(seed=1, options=options)
@@ -96,6 +97,20 @@ def test_an_episode_that_failed_half_way_is_compared_as_far_as_it_went(record: d
     assert first_difference(half, tmp_path) is None
     never_began = half | {"prompt": "", "turns": []}
     assert first_difference(never_began, tmp_path) is None
+
+
+def test_what_the_recording_wrapper_wrote_is_replayed(tmp_path: Path) -> None:
+    path = tmp_path / "recording.jsonl"
+    env = Recording(gymnasium.make("rollcage/FrozenLake-v0", split="test"), path)
+    for seed in (3, None, 5):
+        env.reset(seed=seed)
+        over = False
+        while not over:
+            _, _, terminated, truncated, _ = env.step(env.unwrapped.random_action(np.random.default_rng(0)))
+            over = terminated or truncated
+    env.close()
+    results = asyncio.run(replay_all(path, None, "inline"))
+    assert [difference for _, difference in results] == [None, None, None]
 
 
 def test_an_unfinished_last_line_is_left_out(record: dict[str, Any], tmp_path: Path) -> None:

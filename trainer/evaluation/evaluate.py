@@ -8,7 +8,7 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ class Evaluation:
         attempts: episodes of each task.
         placement: where the environment asks to run ("inline", "process").
         tools: that it declares.
+        quarantined: ids of the split's tasks that cannot be scored and were left out by the task set, with the reason.
     """
 
     env: EnvConfig
@@ -52,6 +53,7 @@ class Evaluation:
     attempts: int = 1
     placement: str = "inline"
     tools: tuple[Mapping[str, Any], ...] = ()
+    quarantined: Mapping[str, str] = field(default_factory=dict)
 
 
 def plan(
@@ -93,10 +95,18 @@ def plan(
         if solver in SOLVERS:
             env.reset(seed=0, options={"task": task_ids[0]})
             _ = inner.expert() if solver == "expert" else inner.random_action(np.random.default_rng(0))
-        placement, tools = str(inner.metadata.get("placement", "inline")), tuple(inner.tools)
+        found: dict[str, Any] = {
+            "placement": str(inner.metadata.get("placement", "inline")),
+            "tools": tuple(inner.tools),
+            "quarantined": {
+                task_id: reason
+                for task_id, reason in getattr(inner.tasks, "quarantined", {}).items()
+                if task_id.startswith(f"{split}/")
+            },
+        }
     finally:
         env.close()
-    return Evaluation(EnvConfig(env_id, kwargs), split, task_ids, seed, attempts, placement, tools)
+    return Evaluation(EnvConfig(env_id, kwargs), split, task_ids, seed, attempts, **found)
 
 
 def _takes_split(env_id: str) -> bool:
