@@ -2,8 +2,8 @@ r"""Written arithmetic, read and valued exactly: no `eval`, no symbolic algebra,
 
 What is read (one policy, wherever an expression is read):
 
-- whole numbers in the digits 0 to 9, without leading zeros: ``7``, not ``07``, ``7.0``, ``7e0``, ``0x7``, ``1_000`` or
-  ``1,000``;
+- whole numbers of 1 to 18 of the digits 0 to 9, without leading zeros: ``7``, not ``07``, ``7.0``, ``7e0``, ``0x7``,
+  ``1_000`` or ``1,000``;
 - ``+ - * /`` with the usual precedence, from left to right, and round parentheses nested to any depth;
 - one minus sign before a number or a parenthesis (``-3+5``, ``3*-5``); no plus sign, no two signs (``3---5``);
 - other ways to write just these: ``× · ⋅ ∗ \times \cdot`` (times), ``÷ ∕ \div`` (division), ``− –`` (minus), and the
@@ -32,33 +32,36 @@ _SYNONYMS = str.maketrans(
 )
 _LATEX = {r"\times": "*", r"\cdot": "*", r"\div": "/"}
 _LATEX_OPERATOR = re.compile(r"\\(?:times|cdot|div)(?![A-Za-z])")
-_NUMBER = re.compile(r"([1-9][0-9]*|0(?![0-9]))")
-_CLAIM = re.compile(r"\s*(-?(?:[1-9][0-9]*|0))\s*")
+_NUMBER = re.compile(r"([1-9][0-9]{0,17}(?![0-9])|0(?![0-9]))")
+_CLAIM = re.compile(r"\s*(-?(?:[1-9][0-9]{0,17}|0))\s*")
 
-# In a shape and in postfix order, "1" stands for any number and "~" for the minus sign before an operand.
 _PRECEDENCE = {"(": 0, "+": 1, "-": 1, "*": 2, "/": 2, "~": 3}
 _MAX_CACHED_SHAPE = 128
+
+Step = tuple[str, int, int]
+"""An operator and the places of its operands; ``~`` is the minus sign before one operand, which stands twice."""
 
 
 class Expression(NamedTuple):
     """A well-formed expression.
 
     Attributes:
-        numbers: its numbers as they are written, in order (strings: they may be of any length).
-        postfix: its operators in postfix order, with "1" for each number and "~" for the minus sign before an operand.
-        claim: the integer after the equals sign, as it is written, or None.
+        numbers: its numbers, in order.
+        steps: what to do with them: each step takes two values by their places and adds one at the end; the numbers are
+            the first values, and the last value is the expression's own.
+        claim: the integer after the equals sign, or None.
     """
 
-    numbers: list[str]
-    postfix: str
-    claim: str | None
+    numbers: list[int]
+    steps: tuple[Step, ...]
+    claim: int | None
 
 
 def parse(text: str) -> Expression | None:
     """Return the expression that ``text`` holds, or None where it is malformed. Never raises; linear time.
 
     >>> parse("(3 + 5) * 10 = 80")
-    Expression(numbers=['3', '5', '10'], postfix='11+1*', claim='80')
+    Expression(numbers=[3, 5, 10], steps=(('+', 0, 1), ('*', 3, 2)), claim=80)
     """
     if not text.isascii():
         text = text.translate(_SYNONYMS)
@@ -70,23 +73,39 @@ def parse(text: str) -> Expression | None:
         match = _CLAIM.fullmatch(rest)
         if match is None:
             return None
-        claim = match[1]
+        claim = int(match[1])
     parts = _NUMBER.split(text)  # what stands between the numbers, and the numbers, in turn
-    shape = "".join("1".join(parts[::2]).split())
     # Expressions of one shape, such as (1+1)*1, differ in their numbers only, and there are few short shapes.
-    postfix = _cached_postfix(shape) if len(shape) <= _MAX_CACHED_SHAPE else _postfix(shape)
-    return None if postfix is None else Expression(parts[1::2], postfix, claim)
+    shape = "1".join(parts[::2])
+    steps = _cached_plan(shape) if len(shape) <= _MAX_CACHED_SHAPE else _plan(shape)
+    return None if steps is None else Expression([*map(int, parts[1::2])], steps, claim)
 
 
-def _postfix(shape: str) -> str | None:
-    """Return a shape in postfix order, or None where it is malformed (Dijkstra's shunting-yard algorithm)."""
-    postfix: list[str] = []
+def _plan(shape: str) -> tuple[Step, ...] | None:
+    """Return the steps of a shape, in which "1" stands for any number, or None where it is malformed.
+
+    Dijkstra's shunting-yard algorithm. Digits that are no number, such as the 0 of 07, are still in the shape, and make
+    it malformed: no operator stands between them and the next.
+    """
+    num_numbers = shape.count("1")
+    num_read = 0
+    steps: list[Step] = []
+    places: list[int] = []  # of the values that no step has used yet
     waiting: list[str] = []  # operators and open parentheses whose right side has not been read
+
+    def take() -> None:
+        operator = waiting.pop()
+        right = places.pop()
+        left = right if operator == "~" else places.pop()
+        places.append(num_numbers + len(steps))
+        steps.append((operator, left, right))
+
     operand_next = True
-    for token in shape:
+    for token in "".join(shape.split()):
         if operand_next:
             if token == "1":
-                postfix.append(token)
+                places.append(num_read)
+                num_read += 1
                 operand_next = False
             elif token == "(":
                 waiting.append(token)
@@ -96,55 +115,52 @@ def _postfix(shape: str) -> str | None:
                 return None
         elif token == ")":
             while waiting and waiting[-1] != "(":
-                postfix.append(waiting.pop())
+                take()
             if not waiting:
                 return None
             waiting.pop()
         elif token in "+-*/":
             while waiting and _PRECEDENCE[waiting[-1]] >= _PRECEDENCE[token]:
-                postfix.append(waiting.pop())
+                take()
             waiting.append(token)
             operand_next = True
         else:
             return None
     if operand_next or "(" in waiting:
         return None
-    return "".join(postfix) + "".join(reversed(waiting))
+    while waiting:
+        take()
+    return tuple(steps)
 
 
-_cached_postfix = lru_cache(maxsize=8192)(_postfix)
+_cached_plan = lru_cache(maxsize=8192)(_plan)
 
 
 def evaluate(expression: Expression) -> tuple[int, int] | None:
-    """Return the exact value as (numerator, denominator > 0) in lowest terms, or None where it divides by zero.
+    """Return the exact value as (numerator, denominator), not reduced, or None where it divides by zero.
 
-    The work grows with the size of the numbers: check an untrusted expression's numbers first.
+    The work grows with the size of the values: check an untrusted expression's numbers first.
 
-    >>> evaluate(parse("7/2 - 1"))
-    (5, 2)
+    >>> evaluate(parse("6/4 - 1"))
+    (2, 4)
     """
-    numbers = map(int, expression.numbers)
-    stack: list[tuple[int, int]] = []
-    for token in expression.postfix:
-        if token == "1":
-            stack.append((next(numbers), 1))
-            continue
-        c, d = stack.pop()
-        if token == "~":
-            stack.append((-c, d))
-            continue
-        a, b = stack.pop()
-        if token == "+":
-            stack.append((a * d + c * b, b * d))
-        elif token == "-":
-            stack.append((a * d - c * b, b * d))
-        elif token == "*":
-            stack.append((a * c, b * d))
+    values = [(number, 1) for number in expression.numbers]
+    for operator, left, right in expression.steps:
+        a, b = values[left]
+        c, d = values[right]
+        if operator == "+":
+            values.append((a * d + c * b, b * d))
+        elif operator == "-":
+            values.append((a * d - c * b, b * d))
+        elif operator == "*":
+            values.append((a * c, b * d))
+        elif operator == "~":
+            values.append((-a, b))
         elif c == 0:
             return None
         else:
-            stack.append((a * d, b * c))
-    return reduced(*stack.pop())
+            values.append((a * d, b * c))
+    return values[-1]
 
 
 def reduced(numerator: int, denominator: int) -> tuple[int, int]:
@@ -153,6 +169,8 @@ def reduced(numerator: int, denominator: int) -> tuple[int, int]:
     return numerator // divisor, denominator // divisor
 
 
-def format_value(value: tuple[int, int]) -> str:
-    """Return ``(7, 2)`` as "7/2" and ``(8, 1)`` as "8"."""
-    return f"{value[0]}" if value[1] == 1 else f"{value[0]}/{value[1]}"
+def format_value(numerator: int, denominator: int) -> str:
+    """Return 14/4 as "7/2" and 8/1 as "8"."""
+    if denominator != 1:
+        numerator, denominator = reduced(numerator, denominator)
+    return f"{numerator}" if denominator == 1 else f"{numerator}/{denominator}"

@@ -130,7 +130,8 @@ class TextEnv(gymnasium.Env[str, str]):
         Raises:
             UserError: unknown option, or unknown task id; no episode is running then.
         """
-        super().reset(seed=seed)
+        if seed is not None:
+            super().reset(seed=seed)
         self._running = False
         if options:
             for key in options:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,11 +12,13 @@ from rollcage.envs.arithmetic import evaluate, format_value, parse
 from rollcage.envs.core import TextEnv, Turn
 from rollcage.envs.countdown_solver import random_expression, solve
 from rollcage.envs.countdown_tasks import file_tasks, generated_tasks, problem_from_row
+from rollcage.envs.data import Data
 from rollcage.envs.tasks import Task
 from rollcage.errors import UserError
 
 _OPEN, _CLOSE = "<answer>", "</answer>"
 OUTCOMES = ("right", "wrong_value", "wrong_numbers", "division_by_zero", "malformed", "no_answer")
+_INFO: Mapping[str | None, Mapping[str, Any]] = {outcome: {"outcome": outcome} for outcome in (None, *OUTCOMES)}
 
 
 class CountdownEnv(TextEnv):
@@ -73,7 +74,7 @@ class CountdownEnv(TextEnv):
         self,
         *,
         num_numbers: int | Sequence[int] = 3,
-        data: str | Path | Mapping[str, str | Path] | None = None,
+        data: Data | None = None,
         split: str = "train",
         max_attempts: int = 1,
         format_reward: float = 0.0,
@@ -103,9 +104,8 @@ class CountdownEnv(TextEnv):
         return Task(f"custom/{','.join(map(str, problem['numbers']))}={problem['target']}", problem)
 
     def begin(self, task: Task) -> str:
-        """Pose the problem; the state is the number of attempts so far."""
-        self.state = 0
-        numbers = ", ".join(map(str, task.data["numbers"]))
+        """Pose the problem; there is no state beyond the number of turns."""
+        numbers = str(task.data["numbers"])[1:-1]  # of a list: "3, 5, 10"
         return (
             f"Make {task.data['target']} from the numbers {numbers}: use every number exactly once, with + - * / and "
             "parentheses. Think step by step, then give the expression in <answer> </answer> tags."
@@ -113,20 +113,19 @@ class CountdownEnv(TextEnv):
 
     def reset_info(self) -> Mapping[str, Any]:
         """No outcome yet."""
-        return {"outcome": None}
+        return _INFO[None]
 
     def advance(self, action: str) -> Turn:
         """Judge one attempt."""
-        self.state += 1
-        outcome, verdict = judge(action, self.task.data["numbers"], self.task.data["target"])
-        info = {"outcome": outcome}
+        problem = self.task.data
+        outcome, verdict = judge(action, problem["numbers"], problem["target"])
         if outcome == "right":
-            return Turn(verdict, 1.0, True, True, info)
-        left = self.max_attempts - self.state
+            return Turn(verdict, 1.0, True, True, _INFO[outcome])
+        left = self.max_attempts - self.num_turns
         if left > 0:
-            return Turn(f"{verdict} Attempts left: {left}.", info=info)
+            return Turn(f"{verdict} Attempts left: {left}.", 0.0, False, False, _INFO[outcome])
         well_formed = outcome not in ("malformed", "no_answer")
-        return Turn(verdict, self.format_reward if well_formed else 0.0, True, info=info)
+        return Turn(verdict, self.format_reward if well_formed else 0.0, True, False, _INFO[outcome])
 
     def expert(self) -> str:
         """Return a right answer, found by exact search.
@@ -155,14 +154,14 @@ def judge(message: str, numbers: Sequence[int], target: int) -> tuple[str, str]:
     expression = parse(text[begin + len(_OPEN) : end])
     if expression is None:
         return "malformed", "Malformed: the answer must be one expression of whole numbers, + - * / and parentheses."
-    # Written numbers have one form only, so they are compared as text: nothing that is not given is ever computed with.
-    if sorted(expression.numbers) != sorted(map(str, numbers)):
+    if sorted(expression.numbers) != sorted(numbers):  # asked before anything is computed: others may be many and huge
         return "wrong_numbers", f"Wrong numbers: use each of {', '.join(map(str, numbers))} exactly once, and no other."
     value = evaluate(expression)
     if value is None:
         return "division_by_zero", "Wrong: the expression divides by zero."
-    if value != (target, 1):
-        return "wrong_value", f"Wrong: the expression is {format_value(value)}, not {target}."
-    if expression.claim is not None and expression.claim != str(target):
+    numerator, denominator = value
+    if numerator != target * denominator:
+        return "wrong_value", f"Wrong: the expression is {format_value(numerator, denominator)}, not {target}."
+    if expression.claim is not None and expression.claim != target:
         return "wrong_value", f"Wrong: the expression is {target}, not what follows its equals sign."
     return "right", f"Right: the expression is {target}."

@@ -9,12 +9,14 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from rollcage.envs.data import own_files, read_rows
-from rollcage.envs.tasks import GeneratedTasks, RowTasks, TaskSet
+from rollcage.envs.data import Data, FileTasks, Published, find_dataset, load_tasks, own_files
+from rollcage.envs.tasks import GeneratedTasks
 from rollcage.errors import UserError
 
 SPLIT_SIZES = {"train": 10_000_000, "validation": 10_000, "test": 10_000}
 MAX_NUMBERS, MAX_NUMBER, MAX_TARGET = 8, 999_999, 999_999_999
+
+PUBLISHED = {"countdown_3to4": Published("github.com/Jiayi-Pan/TinyZero (Countdown-Tasks-3to4)", "Apache-2.0")}
 
 _NUM_BUCKETS = 8
 _SPLIT_OF_BUCKET = {0: "test", 1: "validation"}  # every other bucket is train
@@ -108,21 +110,27 @@ def _last_step(a: int, b: int, plus_first: int) -> int:
     return first if 10 <= first <= 100 else second if 10 <= second <= 100 else 0
 
 
-def file_tasks(data: str | Path | Mapping[str, str | Path], split: str) -> TaskSet:
+def published_files() -> dict[str, str]:
+    """Return the files of Countdown-Tasks-3to4 by split, for the argument ``data`` of the environment.
+
+    Raises:
+        UserError: they are in none of the places of `rollcage.envs.data`.
+    """
+    files = find_dataset("countdown_3to4", "countdown", PUBLISHED)
+    return {split: str(paths[0]) for split, paths in files.items()}
+
+
+def file_tasks(data: Data, split: str) -> FileTasks:
     """Return the tasks of data files: one file, which becomes ``split``, or whatever else `own_files` takes.
 
     Raises:
         UserError: a file is missing or unreadable, or a row is malformed (the message names the file and the line).
     """
     one_file = not isinstance(data, Mapping) and not Path(data).is_dir()
-    files = own_files({split: data} if one_file else data)
-    return RowTasks(
-        "countdown-file",
-        {name: [row for path in paths for row in read_rows(path, problem_from_row)] for name, paths in files.items()},
-    )
+    return load_tasks("countdown-file", own_files({split: data} if one_file else data), problem_from_row)
 
 
-def problem_from_row(row: Mapping[str, Any]) -> dict[str, Any]:
+def problem_from_row(row: Mapping[str, Any], *, stem: str = "") -> dict[str, Any]:
     """Return a row {"target", "nums" or "numbers"} as a checked problem {"numbers", "target"}, its other fields kept.
 
     Raises:

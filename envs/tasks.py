@@ -96,10 +96,11 @@ class RowTasks:
 
     def task(self, split: str, index: int) -> Task:
         """See `TaskSet.task`."""
-        size = check_split(self, split)
-        if not 0 <= index < size:
-            raise UserError(f"task set {self.name!r}: index {index} is outside split {split!r} (0 to {size - 1}).")
-        return self._tasks[split][index]
+        tasks = self._tasks.get(split)
+        if tasks is None or not 0 <= index < len(tasks):
+            last = check_split(self, split) - 1
+            raise UserError(f"task set {self.name!r}: index {index} is outside split {split!r} (0 to {last}).")
+        return tasks[index]
 
     def by_id(self, task_id: str) -> Task:
         """See `TaskSet.by_id`."""

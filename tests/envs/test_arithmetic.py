@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import pytest
 
-from rollcage.envs.arithmetic import _MAX_CACHED_SHAPE, _cached_postfix, evaluate, format_value, parse
+from rollcage.envs.arithmetic import _MAX_CACHED_SHAPE, _cached_plan, evaluate, format_value, parse
 
 MIB = 1 << 20
 
@@ -18,10 +18,7 @@ def value(text: str) -> Fraction:
     assert expression is not None, text
     found = evaluate(expression)
     assert found is not None, text
-    numerator, denominator = found
-    assert denominator > 0
-    assert Fraction(*found) == Fraction(numerator, denominator)
-    return Fraction(numerator, denominator)
+    return Fraction(*found)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +35,8 @@ def value(text: str) -> Fraction:
         ("1/3+1/6", Fraction(1, 2)),
         ("3/(0-6)", Fraction(-1, 2)),
         (" ( ( 3 + 5 ) )\n*\t10 ", 80),
-        ("9" * 40, int("9" * 40)),
+        ("9" * 18, 999_999_999_999_999_999),
+        ("9" * 18 + "+1", 10**18),
     ],
 )
 def test_value_is_exact_and_precedence_is_the_usual_one(text: str, expected: Fraction | int) -> None:
@@ -94,6 +92,7 @@ def test_other_ways_to_write_the_same_are_read_as_the_same(text: str, plain: str
         "3X5", "1e1",
         "2.5*10", "5.", ".5", "5.0", "1,000", "1_000", "0x10", "0b11", "0o7", "0x0*(3)+0x159", "10L", "1j", "07",
         "00", "-07", "3+05",
+        "1" * 19, "9" * 19, "1" * 20 + "+3", "1" * 10_000,
         "[3+5]*10", "{3+5}*10", "3;5", "3\\5", "3|5", "3&5", "~3", "3<<5", "3<5", "3>5", "3 if 5", "lambda:3",
         "'3'", '"3"', "`3+5`", "$3+5$",
         "**3+5**", "3+5.", "3+5,", "True", "None", "\uff11\uff10 3",
@@ -107,8 +106,8 @@ def test_everything_else_is_malformed(text: str) -> None:
 
 
 def test_claim_after_one_equals_sign_is_an_integer() -> None:
-    assert parse("(3+5)*10 = 80") == (["3", "5", "10"], "11+1*", "80")
-    assert parse("3-5=-2").claim == "-2"  # type: ignore[union-attr]
+    assert parse("(3+5)*10 = 80") == ([3, 5, 10], (("+", 0, 1), ("*", 3, 2)), 80)
+    assert parse("3-5=-2").claim == -2  # type: ignore[union-attr]
     assert parse("3+5").claim is None  # type: ignore[union-attr]
 
 
@@ -116,7 +115,7 @@ def test_claim_after_one_equals_sign_is_an_integer() -> None:
     "text",
     [
         "=8", "3+5=", "3+5==8", "3+5=8=8", "8=3+5", "3+5=8.0", "3+5=08", "3+5=8 0", "3+5=--8", "3+5=+8", "3+5=(8)", "=",
-        "3+5=x", "3=+5=8",
+        "3=" + "9" * 19, "3+5=x", "3=+5=8",
     ],
 )  # fmt: skip
 def test_other_uses_of_the_equals_sign_are_malformed(text: str) -> None:
@@ -130,9 +129,8 @@ def test_division_by_zero_has_no_value(text: str) -> None:
     assert evaluate(expression) is None
 
 
-def test_numbers_are_reported_as_written() -> None:
-    huge = "9" * 10_000  # more digits than Python converts by default
-    assert parse(f"{huge}*3+0").numbers == [huge, "3", "0"]  # type: ignore[union-attr]
+def test_numbers_are_reported_in_order() -> None:
+    assert parse("50*3-(0+3)").numbers == [50, 3, 0, 3]  # type: ignore[union-attr]
 
 
 def random_tree(rng: random.Random, depth: int) -> tuple[str, Fraction | None]:
@@ -213,11 +211,11 @@ def test_nested_parentheses_do_not_exhaust_the_stack() -> None:
 
 
 def test_long_texts_are_not_kept_in_memory() -> None:
-    before = _cached_postfix.cache_info().currsize
+    before = _cached_plan.cache_info().currsize
     parse("+".join(["1"] * (_MAX_CACHED_SHAPE + 1)))
-    assert _cached_postfix.cache_info().currsize == before
+    assert _cached_plan.cache_info().currsize == before
 
 
 def test_values_are_written_as_integers_or_fractions() -> None:
-    assert format_value((8, 1)) == "8"
-    assert format_value((-7, 2)) == "-7/2"
+    assert format_value(8, 1) == format_value(-16, -2) == "8"
+    assert format_value(14, -4) == "-7/2"

@@ -48,7 +48,7 @@ def test_one_file_becomes_the_split_that_is_asked_for(tmp_path: Path) -> None:
     file.write_text(ROWS)
     env = make(data=file, split="test")
     assert env.tasks.splits == {"test": 2}
-    observation, _ = env.reset(options={"task": "test/1"})
+    observation, _ = env.reset(options={"task": "test/problems-1"})
     assert observation.startswith("Make 64 from the numbers 63, 95, 96: ")
     assert env.step(env.expert())[1] == 1.0
 
@@ -120,7 +120,7 @@ def test_published_rows_are_solved_and_scored(shared_data: Path | None, tmp_path
         folder = shared_data / "countdown"
     env = make(data=folder, split="test")
     for index in range(min(300, env.tasks.splits["test"])):
-        task = {"task": f"test/{index}"}
+        task = {"task": env.tasks.task("test", index).id}
         env.reset(options=task)
         assert env.step(env.expert())[1] == 1.0
         env.reset(options=task)

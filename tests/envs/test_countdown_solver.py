@@ -68,4 +68,4 @@ def test_random_expressions_use_every_number_once() -> None:
         numbers = [int(number) for number in rng.integers(1, 100, count)]
         expression = parse(random_expression(numbers, rng))
         assert expression is not None
-        assert sorted(map(int, expression.numbers)) == sorted(numbers)
+        assert sorted(expression.numbers) == sorted(numbers)

@@ -1,0 +1,1 @@
+"""Environment speed and behaviour, side by side with public packages: ``rollcage bench envs``."""
