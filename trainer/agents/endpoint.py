@@ -1,4 +1,7 @@
-"""Client of an OpenAI-compatible chat-completions endpoint: standard library only, retries, deadlines, clear errors."""
+"""Client of an OpenAI-compatible chat-completions endpoint: standard library only, retries, deadlines, clear errors.
+
+Replies are not streamed, and proxies that the environment names are not used.
+"""
 
 from __future__ import annotations
 

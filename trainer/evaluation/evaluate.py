@@ -111,7 +111,10 @@ def plan(
 
 def _takes_split(env_id: str) -> bool:
     entry_point: Any = find_spec(env_id).entry_point
-    creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
+    try:
+        creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
+    except (ImportError, AttributeError):
+        return True  # `make` tells what is wrong
     parameters = inspect.signature(creator).parameters
     return "split" in parameters or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
 
