@@ -1,0 +1,110 @@
+"""The gradient of an update is that of the formula, whatever the micro-batches, the ranks and the ZeRO stage."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rollcage.trainer.learner.batch import Batch
+from rollcage.trainer.learner.config import LearnerConfig
+from rollcage.trainer.models import load_model
+
+PROBE = Path(__file__).with_name("gradient_probe.py")
+Result = tuple[float, int, dict[str, torch.Tensor]]
+
+
+def configs(model: Path, num_ranks: int) -> dict[str, LearnerConfig]:
+    """Return configurations that must give the same gradient; with an entropy bonus where so named."""
+    common: dict[str, Any] = {"model": str(model), "num_ranks": num_ranks, "temperature": 0.8, "max_grad_norm": 1e9}
+    plain = {f"zero {stage}": LearnerConfig(zero_stage=stage, **common) for stage in (0, 1, 2, 3)}
+    for stage in (0, 2, 3):
+        small = LearnerConfig(zero_stage=stage, micro_batch_tokens=20, **common)
+        plain[f"zero {stage}, small micro-batches"] = small
+    plain["checkpointing"] = LearnerConfig(gradient_checkpointing=True, **common)
+    bonus = {"entropy_coef": 0.01, "loss": "ppo", "loss_options": {"e_hi": 0.28}}
+    return {
+        **plain,
+        "entropy": LearnerConfig(**common, **bonus),
+        "entropy, small micro-batches": LearnerConfig(micro_batch_tokens=1, **common, **bonus),
+    }
+
+
+def reference(model: Path, batch: Batch, entropy_coef: float) -> dict[str, torch.Tensor]:
+    """Return the gradient written down directly: GRPO on policy, mean over episodes of token means."""
+    policy = load_model(model)
+    total = torch.zeros(())
+    for row in range(len(batch)):
+        group = batch.returns[batch.group_ids == batch.group_ids[row]]
+        deviation = group.std(ddof=1)
+        advantage = 0.0 if deviation == 0 else float((batch.returns[row] - group.mean()) / (deviation + 1e-6))
+        length = int(batch.attention_mask[row].sum())
+        ids, mask = torch.from_numpy(batch.token_ids[row, :length]), torch.from_numpy(batch.loss_mask[row, 1:length])
+        table = torch.log_softmax(policy(input_ids=ids[None]).logits[0, :-1] / 0.8, -1)
+        logprobs = table.gather(-1, ids[1:, None])[:, 0]
+        entropy = torch.distributions.Categorical(logits=table).entropy()
+        per_token = -(logprobs - logprobs.detach()).exp() * advantage - entropy_coef * entropy
+        total = total + per_token[mask].mean() / len(batch)
+    total.backward()
+    return {name: weight.grad for name, weight in policy.named_parameters()}
+
+
+@pytest.fixture(scope="module")
+def batch(random_batch: Callable[..., Batch]) -> Batch:
+    """Eleven rows, which do not divide evenly: a member of the last group is missing."""
+    whole = random_batch()
+    return Batch(*(getattr(whole, name)[:-1] for name in Batch.__slots__))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_the_gradient_is_the_formula_for_any_micro_batch_rank_and_zero_stage(
+    tiny_policy: Path, batch: Batch, num_ranks: int, tmp_path: Path
+) -> None:
+    results = probe(batch, configs(tiny_policy, num_ranks), num_ranks, tmp_path)
+    for entropy_coef in (0.0, 0.01):
+        expected = reference(tiny_policy, batch, entropy_coef)
+        norm = torch.stack([gradient.norm() for gradient in expected.values()]).norm()
+        chosen = {name: result for name, result in results.items() if name.startswith("entropy") == (entropy_coef > 0)}
+        assert len(chosen) >= 2
+        for name, (grad_norm, rows_skipped, gradients) in chosen.items():
+            assert rows_skipped == (4 if entropy_coef == 0 else 0), "group 0 has equal returns: skipped without a trace"
+            assert grad_norm == pytest.approx(float(norm), rel=1e-4), name
+            assert gradients.keys() == expected.keys()
+            for weight, gradient in expected.items():
+                torch.testing.assert_close(
+                    gradients[weight], gradient, rtol=1e-4, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}"
+                )
+
+
+def probe(batch: Batch, configs: dict[str, LearnerConfig], num_ranks: int, folder: Path) -> dict[str, Result]:
+    """Run the probe with so many ranks."""
+    (folder / "request").write_bytes(pickle.dumps((batch, configs)))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, str(PROBE), str(folder / "request"), str(folder / "reply")]
+    common = os.environ | {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks = []
+    for rank in range(num_ranks):
+        log = (folder / f"log{rank}").open("wb")
+        environment = common | {"RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"}
+        ranks.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
+        log.close()
+    try:
+        for rank, process in enumerate(ranks):
+            assert process.wait(280) == 0, (folder / f"log{rank}").read_text()[-3000:]
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+    results: dict[str, Result] = pickle.loads((folder / "reply").read_bytes())
+    return results
