@@ -28,11 +28,12 @@ _START_S = 120.0
 _MEMORY_BYTES = 8 << 30
 
 
-def behaviour(package: str, answer: str, limit_s: float = LIMIT_S) -> str:
+def behaviour(package: str, answer: str, numbers: Sequence[int], limit_s: float = LIMIT_S) -> str:
     """Return in words what ``package`` does with ``answer``, for which it has ``limit_s`` seconds."""
     with tempfile.TemporaryDirectory() as folder:
         marker = Path(folder, "marker")
-        command = [sys.executable, "-W", "ignore", "-m", __name__, package, answer, str(marker), str(limit_s)]
+        command = [sys.executable, "-W", "ignore", "-m", __name__, package, answer.replace(MARKER, str(marker))]
+        command += [str(limit_s), *map(str, numbers)]
         limits: dict[str, Any] = {"timeout": limit_s + _START_S, "check": False}
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, **limits)
         if done.returncode == -signal.SIGALRM:
@@ -43,13 +44,13 @@ def behaviour(package: str, answer: str, limit_s: float = LIMIT_S) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Score one case in this process: ``PACKAGE ANSWER MARKER LIMIT_S``."""
-    package, answer, marker, limit_s = argv
+    """Score one answer in this process: ``PACKAGE ANSWER LIMIT_S NUMBER...``."""
+    package, answer, limit_s, *numbers = argv
     score = scorers([package])[package]
     score(Problem([2, 5, 10], 25, "2+5+10", False))  # whatever is imported late is imported before the clock starts
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     signal.setitimer(signal.ITIMER_REAL, float(limit_s))  # no handler: ends the process, even within one operation
-    reward = score(Problem(CASES[answer], 25, answer.replace(MARKER, marker), False))
+    reward = score(Problem([*map(int, numbers)], 25, answer, False))
     signal.setitimer(signal.ITIMER_REAL, 0)
     sys.stdout.write(f"reward {reward:g}\n")
     return 0

@@ -74,8 +74,10 @@ def main(argv: Sequence[str]) -> int:
         "rates": rates,
         "wrong_rewards": {name: _wrong(score, problems) for name, score in scorers.items()},
         "attacks": {
-            answer: {name: attacks.behaviour(name, answer, arguments.limit) for name in scorers}
-            for answer in attacks.CASES
+            answer: {
+                name: attacks.behaviour(name, answer, numbers, arguments.limit) for name in scorers if name in packages
+            }
+            for answer, numbers in attacks.CASES.items()
         },
     }
     if arguments.output is not None:
@@ -107,7 +109,7 @@ def report(result: dict[str, Any]) -> str:
         cells = [[row["name"], *(f"{row[key]:,.0f}" for key in _RATES), f"{row['ratio']:,.2f}"] for row in rows]
         lines += ["", f"## {SECTIONS[section]}", "", *_table(["", "median", "least", "most", "rollcage / it"], cells)]
     cells = [[f"`{answer}`", *found.values()] for answer, found in result["attacks"].items()]
-    lines += ["", "## What gets reward", "", *_table(["answer", *result["wrong_rewards"]], cells)]
+    lines += ["", "## What gets reward", "", *_table(["answer", *next(iter(result["attacks"].values()))], cells)]
     lines += [
         "",
         "The given numbers are those in the answer (2, 5 and 10 for the third), the target is 25; only the first "
