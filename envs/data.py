@@ -16,7 +16,7 @@ import csv
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -135,8 +135,8 @@ def load_tasks(name: str, files: Files, convert: Converter, *, licence: str = ""
         convert: see `Converter`.
         licence: licence of the data.
 
-    A task's id is ``split/FILE-ID``, with the row's own id or else its position, from 0; FILE is the name of the file
-    without its split, and stands once (``test/aime24-0``).
+    A task's id is its split and the row's own id (``test/aime24-0``); where that is only a number, or missing (then its
+    position, from 0, takes its place), the name of the file without its split is put before it (``test/gsm8k-0``).
 
     Raises:
         UserError: a file cannot be read or a row is malformed; names the file and the line.
@@ -145,15 +145,35 @@ def load_tasks(name: str, files: Files, convert: Converter, *, licence: str = ""
     return _load(name, licence, convert, tuple((split, path, at.st_mtime_ns, at.st_size) for split, path, at in stamps))
 
 
+class _Numbered:
+    """Converts the rows of one file and gives each its id, different from ``earlier`` ones of its split."""
+
+    def __init__(self, convert: Converter, stem: str, earlier: set[str]) -> None:
+        self._convert, self._stem, self._earlier = convert, stem, earlier
+        self._ids: set[str] = set()
+        self._position = -1
+
+    def __call__(self, row: Row) -> Row:
+        self._position += 1
+        row = self._convert(row, stem=self._stem)
+        row_id = str(row.get("id", self._position))
+        if row_id.isdigit() or row_id in self._earlier:
+            row_id = f"{self._stem}-{row_id}"
+        if row_id in self._ids or row_id in self._earlier:
+            raise ValueError(f"the id {row_id!r} stands twice; ids must be unique")
+        self._ids.add(row_id)
+        row["id"] = row_id
+        return row
+
+
 @lru_cache(maxsize=16)  # a vector environment makes many instances; the stamps notice a changed file
 def _load(name: str, licence: str, convert: Converter, stamped: Sequence[tuple[str, Path, int, int]]) -> FileTasks:
     splits: dict[str, list[Row]] = {}
     quarantined: dict[str, str] = {}
     for split, path, *_ in stamped:
-        rows, stem = splits.setdefault(split, []), _without_split(_stem(path))
-        for position, row in enumerate(read_rows(path, partial(convert, stem=stem))):
-            own = str(row.get("id", position))
-            row["id"] = own if own.startswith(f"{stem}-") else f"{stem}-{own}"
+        rows = splits.setdefault(split, [])
+        earlier = {row["id"] for row in rows}
+        for row in read_rows(path, _Numbered(convert, _without_split(_stem(path)), earlier)):
             if reason := row.get("quarantined"):
                 quarantined[f"{split}/{row['id']}"] = reason
             else:
