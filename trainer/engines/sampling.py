@@ -34,49 +34,45 @@ def sample(
     scores = logits.float()
     if temperature is not None:
         scores = scores / torch.where(temperature > 0, temperature, 1.0).to(scores.dtype)[:, None]
-    logprobs = torch.log_softmax(scores, dim=-1)
-    if top_p is None or top_k is None:
-        tokens = _invert(logprobs.exp(), uniforms)
-    else:
-        tokens = _sample_filtered(logprobs, uniforms, top_p, top_k)
+    probs = torch.softmax(scores, dim=-1)
+    tokens = _invert(probs, uniforms)
+    if top_p is not None and top_k is not None:
+        rows = ((top_p < 1) | (top_k > 0)).nonzero()[:, 0]
+        tokens[rows] = _sample_filtered(probs[rows], uniforms[rows], top_p[rows], top_k[rows])
     if temperature is not None:
-        tokens = torch.where(temperature > 0, tokens, logprobs.argmax(dim=-1))
-    return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
+        tokens = torch.where(temperature > 0, tokens, scores.argmax(dim=-1))
+    return tokens, probs.gather(1, tokens[:, None])[:, 0].log()
 
 
 def _sample_filtered(
-    logprobs: torch.Tensor, uniforms: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor
+    probs: torch.Tensor, uniforms: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor
 ) -> torch.Tensor:
     """Draw among the most likely tokens of each row, renormalised."""
-    tokens = _invert(logprobs.exp(), uniforms)
-    rows = ((top_p < 1) | (top_k > 0)).nonzero()[:, 0]
-    ordered, order = logprobs[rows].sort(dim=-1, descending=True, stable=True)
-    probs = ordered.exp()
+    ordered, order = probs.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(probs.shape[-1], device=probs.device)
-    most = torch.where(top_k[rows] > 0, top_k[rows], probs.shape[-1])[:, None]
-    before = probs.double().cumsum(-1) - probs  # the token that reaches top_p still belongs to the set
-    kept = (rank < most) & ((before < top_p[rows, None]) | (rank == 0))
-    tokens[rows] = order.gather(1, _invert(probs * kept, uniforms[rows])[:, None])[:, 0]
-    return tokens
+    most = torch.where(top_k > 0, top_k, probs.shape[-1])[:, None]
+    before = ordered.cumsum(-1, dtype=torch.float64) - ordered  # the token that reaches top_p still belongs to the set
+    kept = (rank < most) & ((before < top_p[:, None]) | (rank == 0))
+    return order.gather(1, _invert(ordered * kept, uniforms)[:, None])[:, 0]
 
 
 def _invert(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """Return [B] the first index whose cumulative weight exceeds the row's uniform share: never one of weight 0.
 
-    Large vocabularies are searched in two levels, blocks first, which sums in place of one long sequential scan.
+    Large vocabularies are searched in two levels, blocks first: sums in place of one long sequential scan.
     """
     num_rows, num_tokens = weights.shape
     if num_tokens > 4096:
         width = 256
         blocks = torch.nn.functional.pad(weights, (0, -num_tokens % width)).view(num_rows, -1, width)
-        cumulative = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
+        totals = blocks.sum(-1).double()
+        cumulative = totals.cumsum(-1)
         share = uniforms * cumulative[:, -1]
-        block = _first_above(cumulative, share)
-        inner = blocks[torch.arange(num_rows, device=weights.device), block].double().cumsum(-1)
-        before = (cumulative.gather(1, block[:, None])[:, 0] - inner[:, -1]).clamp(min=0)
-        # rounding may leave the share a hair beyond the block's own sum: stay inside
-        within = torch.minimum(share - before, inner[:, -1] * (1 - 2.0**-52)).clamp(min=0)
-        return (block * width + _first_above(inner, within)).clamp(max=num_tokens - 1)
+        rows, block = torch.arange(num_rows, device=weights.device), _first_above(cumulative, share)
+        inner = blocks[rows, block].cumsum(-1, dtype=torch.float64)
+        total = totals[rows, block]
+        fraction = ((share - (cumulative[rows, block] - total)) / total).clamp(0, 1 - 2.0**-52)
+        return (block * width + _first_above(inner, fraction * inner[:, -1])).clamp(max=num_tokens - 1)
     cumulative = weights.cumsum(-1, dtype=torch.float64)
     return _first_above(cumulative, uniforms * cumulative[:, -1])
 
