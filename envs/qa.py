@@ -66,8 +66,8 @@ class QAEnv(TextEnv):
     - ``data_dir``: the only folder in which the files of ``dataset`` are looked for.
     - ``domains``: only the questions of this domain, or of these.
     - ``split``: None for "train" where the data have it, else for the split that they have.
-    - ``shuffle_options``: a seed: the options of every question are put in another order, which depends on this seed and
-      the question only, so that all rollouts of a question see the same. None to leave them. Options that refer to
+    - ``shuffle_options``: a seed: the options of every question are put in another order, which depends on this seed
+      and the question only, so that all rollouts of a question see the same. None to leave them. Options that refer to
       others ("all of the above") keep the order.
     - ``render_mode``: as in `TextEnv`.
 

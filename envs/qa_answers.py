@@ -53,7 +53,7 @@ def chosen_option(answer: str, options: Mapping[str, str]) -> str | None:
 def same_short_answer(gold: str, answer: str) -> bool:
     """Return whether ``answer`` says the same as ``gold``; see the module.
 
-    >>> same_short_answer("The Beatles", "beatles."), same_short_answer("8", "8.0"), same_short_answer("no", "yes or no")
+    >>> same_short_answer("The Beatles", "beatles."), same_short_answer("8", "8.0"), same_short_answer("no", "no, yes")
     (True, True, False)
     """
     if len(answer) > max(MAX_ANSWER, 2 * len(gold)):

@@ -89,7 +89,7 @@ def qa_tasks(
 
 
 def question_from_row(row: Row, *, stem: str = "") -> Row:
-    """Return a row of these sets as {"question", "options", "answer", "domain", "solution"}, and its "id" if it has one.
+    """Return a row of these sets as {"question", "options", "answer", "domain", "solution"}, and its "id" if any.
 
     The names of fields are taken in any case. "options" is {letter: text}, empty for a short answer; then "answer" is a
     text, else a letter. Options are read from "options" or "choices" (a mapping, a list of texts with or without
