@@ -11,7 +11,7 @@ from rollcage.envs.answers import outside_thinking
 from rollcage.envs.arithmetic import evaluate, format_value, parse
 from rollcage.envs.core import TextEnv, Turn
 from rollcage.envs.countdown_solver import random_expression, solve
-from rollcage.envs.countdown_tasks import file_tasks, generated_tasks, problem_from_row
+from rollcage.envs.countdown_tasks import MAX_GENERATED, file_tasks, generated_tasks, problem_from_row
 from rollcage.envs.data import Data
 from rollcage.envs.tasks import Task
 from rollcage.errors import UserError
@@ -128,12 +128,15 @@ class CountdownEnv(TextEnv):
         return Turn(verdict, self.format_reward if well_formed else 0.0, True, False, _INFO[outcome])
 
     def expert(self) -> str:
-        """Return a right answer, found by exact search.
+        """Return a right answer, found by complete search.
 
         Raises:
-            UserError: the problem has no solution (only problems set by hand or read from files may have none).
+            UserError: the problem has no solution, or more than 6 numbers, so that to find none could take very long;
+                only problems set by hand or read from files may be so.
         """
         numbers, target = self.task.data["numbers"], self.task.data["target"]
+        if len(numbers) > MAX_GENERATED:
+            raise UserError(f"task {self.task.id!r}: the expert searches up to {MAX_GENERATED} numbers only.")
         expression = solve(numbers, target)
         if expression is None:
             raise UserError(f"task {self.task.id!r}: {target} cannot be made from {numbers}.")

@@ -14,7 +14,8 @@ from rollcage.envs.tasks import GeneratedTasks
 from rollcage.errors import UserError
 
 SPLIT_SIZES = {"train": 10_000_000, "validation": 10_000, "test": 10_000}
-MAX_NUMBERS, MAX_NUMBER, MAX_TARGET = 8, 999_999, 999_999_999
+MAX_GENERATED = 6  # numbers of a generated task
+MAX_NUMBERS, MAX_NUMBER, MAX_TARGET = 8, 999_999, 999_999_999  # of a problem set by hand or read from a file
 
 PUBLISHED = {"countdown_3to4": Published("github.com/Jiayi-Pan/TinyZero (Countdown-Tasks-3to4)", "Apache-2.0")}
 
@@ -41,7 +42,7 @@ def generated_tasks(num_numbers: int | Sequence[int] = 3) -> GeneratedTasks:
         UserError: ``num_numbers`` is neither an integer nor a pair, or lies outside 3 to 6.
     """
     low, high = (num_numbers, num_numbers) if isinstance(num_numbers, int) else _pair(num_numbers)
-    if not 3 <= low <= high <= 6:
+    if not 3 <= low <= high <= MAX_GENERATED:
         raise UserError(f"num_numbers must be 3 to 6, or a pair (low, high) within that, not {num_numbers!r}.")
     name = f"countdown-{low}" if low == high else f"countdown-{low}to{high}"
     return GeneratedTasks(name, SPLIT_SIZES, partial(generate, low, high))

@@ -109,6 +109,9 @@ def test_a_problem_by_hand_may_have_no_solution() -> None:
     with pytest.raises(UserError, match="100 cannot be made from"):
         env.expert()
     assert env.step("<answer>1+1</answer>")[1] == 0.0
+    env.reset(options={"numbers": [1] * 7, "target": 100})
+    with pytest.raises(UserError, match="up to 6 numbers"):  # to prove that there is none could take minutes
+        env.expert()
 
 
 def test_a_negative_target_by_hand_is_reached_with_a_minus_sign() -> None:
