@@ -20,7 +20,7 @@ def solve(numbers: Sequence[int], target: int) -> str | None:
     listed, and the larger part is searched for what would then be missing.
 
     >>> solve([3, 5, 10], 80)
-    '(3+5)*10'
+    '10*(3+5)'
     """
     found = _search(tuple(sorted(numbers)), (target, 1), {})
     return None if found is None else _bare(found)
