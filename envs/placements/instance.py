@@ -62,8 +62,14 @@ class Instance:
         """Call ``method`` of the environment (or return it, where it is data), wrappers included.
 
         ``random_action`` takes a seed instead of a generator; snapshots are base64 text.
+
+        Raises:
+            UserError: the environment does not offer it.
         """
-        member = self.env.get_wrapper_attr(method)
+        try:
+            member = self.env.get_wrapper_attr(method)
+        except AttributeError:
+            raise UserError(f"{self.env.unwrapped!r} offers no {method}.") from None
         if method == "random_action" and args and not isinstance(args[0], np.random.Generator):
             args = [np.random.default_rng(args[0]), *args[1:]]
         elif method == "restore" and args:
