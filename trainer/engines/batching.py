@@ -33,6 +33,7 @@ class Row:
         versions: (index of a token, policy version from there on), one for each version that sampled.
         slot: where its keys and values are.
         last_token: the next forward pass's input.
+        saw_earlier_weights: some of its keys and values are not the present weights'.
     """
 
     request: Request
@@ -43,6 +44,7 @@ class Row:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[tuple[int, int]] = field(default_factory=list)
+    saw_earlier_weights: bool = False
 
     def generation(self, finish_reason: FinishReason) -> Generation:
         """Return what it has made."""
@@ -157,7 +159,7 @@ class SlotBatch:
             if isinstance(reason, EngineError):
                 self._cache.clear(row.slot)
         for row, reason in finished:
-            if row.request.affinity and not isinstance(reason, EngineError):
+            if row.request.affinity and not row.saw_earlier_weights and not isinstance(reason, EngineError):
                 self._park(row)
             self.remove(row)
         return finished
@@ -197,6 +199,8 @@ class SlotBatch:
             own[name].copy_(tensor)
         self.policy_version = policy_version
         self._by_prompt.clear()
+        for row in self.rows:
+            row.saw_earlier_weights = True
         for affinity in list(self._parked):
             self._unpark(affinity)
 

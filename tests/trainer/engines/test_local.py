@@ -15,6 +15,7 @@ import transformers
 from rollcage.errors import UserError
 from rollcage.trainer.engines.base import ContextFull, EngineDied, EngineError
 from rollcage.trainer.engines.local import LocalEngine, LocalEngineConfig
+from rollcage.trainer.rollout.router import Router
 from rollcage.trainer.types import Generation, Request, Sampling
 
 VOCAB = 61
@@ -379,7 +380,8 @@ def test_publish_between_two_steps_marks_each_token_with_its_version(folder):
     async def main() -> tuple[Generation, list[Generation]]:
         async with running(folder("llama_tied"), max_batch_size=4) as engine:
             first = await engine.generate(request("turn", affinity="trajectory"))
-            in_flight = asyncio.create_task(engine.generate(replace(sibling, id="old", sampling=Sampling(480))))
+            across = replace(sibling, id="old", sampling=Sampling(480), affinity="across")
+            in_flight = asyncio.create_task(engine.generate(across))
             await some_steps(engine)
             copied = {name: tensor.clone() for name, tensor in weights.items()}
             await engine.publish(copied, 7)
@@ -393,13 +395,38 @@ def test_publish_between_two_steps_marks_each_token_with_its_version(folder):
             for asked, generation in zip((sibling, turn), later, strict=True):
                 expected = plain_logprobs(new_model, asked, generation)
                 assert generation.logprobs == pytest.approx(expected, abs=1e-4)
-            return await in_flight, later
+            old = await in_flight
+            turn = Request("turn3", [*across.prompt_ids, *old.token_ids[:300]], Sampling(5), affinity="across")
+            generation = await engine.generate(turn)  # what was computed half by the old weights is not its prefix
+            assert generation.logprobs == pytest.approx(plain_logprobs(new_model, turn, generation), abs=1e-4)
+            return old, later
 
     old, later = asyncio.run(main())
     assert len(old.token_ids) == 480
     assert set(old.policy_versions) == {0, 7}
     assert old.policy_versions == sorted(old.policy_versions)
     assert all(generation.policy_versions == [7] * 5 for generation in later)
+
+
+def test_replicas_behind_a_router_draw_alike_and_take_new_weights_together(folder):
+    """Which replica serves a request does not change its tokens."""
+    weights = make_model("qwen3", seed=1).state_dict()
+    requests = [request(f"r{index}", length=3 + index, group="g") for index in range(6)]
+
+    async def main(num: int) -> list[Generation]:
+        router = Router([LocalEngine(LocalEngineConfig(model=str(folder("qwen3")))) for _ in range(num)])
+        await router.start()
+        try:
+            before = await asyncio.gather(*map(router.generate, requests))
+            await router.publish(weights, 1)
+            assert router.policy_version == 1
+            return [*before, *await asyncio.gather(*map(router.generate, requests))]
+        finally:
+            await router.close()
+
+    one, three = asyncio.run(main(1)), asyncio.run(main(3))
+    assert [item.token_ids for item in one] == [item.token_ids for item in three]
+    assert [item.token_ids for item in one[:6]] != [item.token_ids for item in one[6:]]
 
 
 def test_publish_of_foreign_weights_is_refused_as_a_whole(folder):
