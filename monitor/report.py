@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,8 @@ def _plot_curves(path: Path, metrics: Rows, evaluations: Rows) -> None:
         axis.grid(alpha=0.3)
     for row in evaluations:
         at_s = elapsed[-1] if row["when"] == "after" else 0.0
+        if row["success_rate"] is None:
+            continue
         low, high = row["success_ci95"]
         rate = row["success_rate"]
         axes.flat[0].errorbar(
@@ -79,7 +82,7 @@ def _plot_curves(path: Path, metrics: Rows, evaluations: Rows) -> None:
 
 
 def _plot_timeline(path: Path, timeline: Rows) -> dict[str, float]:
-    """Draw what the learner and the engines did at the same moments; returns shares of the learner's time and overlap."""
+    """Draw what learner and engines did at the same moments; returns the shares of the learner's time and the overlap."""
     from matplotlib import pyplot as plt
 
     spans = [row for row in timeline if row.get("track") == "learner"]
@@ -110,7 +113,7 @@ def _rates(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Return (time, increase per second since the point before)."""
     return [
         (later[0], (later[1] - earlier[1]) / (later[0] - earlier[0]))
-        for earlier, later in zip(points, points[1:], strict=False)
+        for earlier, later in pairwise(points)
         if later[0] > earlier[0]
     ]
 
@@ -160,24 +163,26 @@ def _page(run: Path, metrics: Rows, evaluations: Rows, overlap: Mapping[str, flo
         "|---|---|---|---|---|---|---|",
     ]
     for row in evaluations:
-        low, high = row["success_ci95"]
         failures = ", ".join(f"{kind} {count}" for kind, count in row["failures"].items()) or "none"
+        rates = "nothing was scored | | "
+        if row["success_rate"] is not None:
+            low, high = row["success_ci95"]
+            rates = f"{row['success_rate']:.1%} | {low:.1%} to {high:.1%} | {row['mean_reward']:.3f}"
         lines.append(
-            f"| {row['when']}, {row['name']} | {row['num_tasks']} | {row['num_scored']} | {100 * row['success_rate']:.1f} % "
-            f"| {100 * low:.1f} to {100 * high:.1f} % | {row['mean_reward']:.3f} | {failures} |"
+            f"| {row['when']}, {row['name']} | {row['num_tasks']} | {row['num_scored']} | {rates} | {failures} |"
         )
     gains = _gains(evaluations)
     lines += ["", *(f"**{name}: {gain:+.1f} points.**  " for name, gain in gains.items()), ""]
     lines += [
         f"{len(metrics)} updates in {last.get('time/elapsed_s', 0.0):.0f} s of training. The learner trained "
         f"{100 * overlap['train']:.0f} % of the time, waited for samples {100 * overlap['wait']:.0f} %, published "
-        f"{100 * overlap['publish']:.1f} %. In {100 * overlap['overlap']:.0f} % of the moments in which it trained, the "
-        "engines were sampling too.",
+        f"{100 * overlap['publish']:.1f} %. In {100 * overlap['overlap']:.0f} % of the moments in which it trained, "
+        "the engines were sampling too.",
         "",
         "Samples: "
         + ", ".join(f"{key.split('/')[1]} {last[key]:.0f}" for key in last if key.startswith("account/"))
         + ".",
-        "An episode that failed (an environment, engine or deadline gave up) has no reward: it is counted as failed, never as 0.",
+        "An episode that failed (an environment, engine or deadline gave up) has no reward: it counts as failed, not as 0.",
         "",
         "![curves](curves.png)",
         "",
@@ -195,6 +200,7 @@ def _page(run: Path, metrics: Rows, evaluations: Rows, overlap: Mapping[str, flo
 
 def _gains(evaluations: Rows) -> dict[str, float]:
     """Return points of success gained, by evaluation."""
-    before = {row["name"]: row["success_rate"] for row in evaluations if row["when"] == "before"}
-    after = {row["name"]: row["success_rate"] for row in evaluations if row["when"] == "after"}
+    scored = [row for row in evaluations if row["success_rate"] is not None]
+    before = {row["name"]: row["success_rate"] for row in scored if row["when"] == "before"}
+    after = {row["name"]: row["success_rate"] for row in scored if row["when"] == "after"}
     return {name: 100 * (after[name] - before[name]) for name in after if name in before}

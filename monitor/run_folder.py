@@ -120,6 +120,6 @@ def read_rows(folder: str | Path, stream: str) -> list[dict[str, Any]]:
 
 
 def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
-    """Return one metrics row per policy version, in order; a version that was trained again after a resume counts once."""
+    """Return one metrics row per policy version, in order; a version trained again after a resume counts once."""
     rows = {row["policy_version"]: row for row in read_rows(folder, "metrics")}
     return [rows[version] for version in sorted(rows)]

@@ -113,8 +113,8 @@ def run_train(argv: Sequence[str]) -> int:
     from rollcage.trainer.train_arguments import parse_train
 
     request = parse_train(argv)
-    if request.resume is not None:
-        run = Run.open(request.resume)
+    if request.config is None:
+        run = Run.open(request.folder)
     else:
         run = Run.create(request.folder, request.config, request.command)
     sys.stderr.write(f"run folder: {run.folder}   (stopped or killed? rollcage train --resume {run.folder})\n")

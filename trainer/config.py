@@ -42,14 +42,14 @@ class SamplingConfig:
 
 @dataclass(frozen=True)
 class EvalConfig:
-    """The evaluations before and after training, on tasks that are not trained on; greedy, as `rollcage eval` does it."""
+    """Evaluations before and after training, on tasks that are not trained on; greedy, as `rollcage eval` does it."""
 
     num_tasks: int = 2048
     """Tasks of each evaluation; 0 for none."""
     split: str = "test"
     """Split of the tasks."""
     dataset: str = ""
-    """A data file to evaluate on too, where it is on this machine: "countdown" for Countdown-Tasks-3to4."""
+    """A published data set to evaluate on too, where it is on this machine: "countdown" is Countdown-Tasks-3to4."""
     temperature: float = 0.0
     """Of the messages; 0 takes the most likely token."""
     num_samples: int = 6
@@ -111,6 +111,15 @@ class TrainConfig:
                 value = getattr(value, part)
             if not bound <= value < float("inf"):
                 yield f"{name} must be at least {bound:g}, not {value}"
+        followers = (
+            ("engine.model", self.engine.model != "", "model"),
+            ("learner.model", self.learner.model != "", "model"),
+            ("learner.temperature", self.learner.temperature != 1.0, "sampling.temperature"),
+            ("learner.seed", self.learner.seed != 0, "seed"),
+        )
+        for name, is_set, leader in followers:
+            if is_set:
+                yield f"{name} follows {leader}: set that"
         for name in ("max_train_s", "rollout.env_deadline_s", "rollout.turn_deadline_s", "rollout.episode_deadline_s"):
             owner = self.rollout if name.startswith("rollout.") else self
             if not getattr(owner, name.rpartition(".")[2]) > 0:

@@ -1,4 +1,4 @@
-"""The training loop: rollout and training run side by side; the buffer decides what may start and what is trained on."""
+"""The training loop: rollout and training side by side; the buffer says what may start and what is trained on."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class RolloutConfig:
     """Rollouts of one task."""
     async_ratio: float = 1.0
     """How many batches rollout may run ahead of training. 0 trains only on samples of the newest weights; 1 makes the
-    next batch while this one is trained on. No sample is trained on more than ceil(async_ratio) versions after its start."""
+    next batch while this one is trained on. No sample is trained on over ceil(async_ratio) versions after its start."""
     num_slots: int = 128
     """Episodes that run at once."""
     env_deadline_s: float = 60.0
@@ -118,12 +118,12 @@ async def train(
     seed: int = 0,
     after_update: Callable[[dict[str, float]], Awaitable[None]],
 ) -> None:
-    """Train until ``num_updates`` updates are made or ``max_train_s`` seconds are spent; ``progress`` is kept up to date.
+    """Train until ``num_updates`` updates are made or ``max_train_s`` seconds are spent.
 
     Args:
         config: how samples are made.
         parts: what is driven.
-        progress: where to start; changed in place.
+        progress: where to start; kept up to date.
         recorder: hears of metrics, spans and failures.
         num_updates: stop at this policy version.
         max_train_s: stop at the first update after so many seconds, those before a resume included.
@@ -209,7 +209,7 @@ async def train(
 
 
 def describe(groups: Sequence[Group], policy_version: int) -> dict[str, float]:
-    """Return what the samples of one batch look like, ``policy_version`` being the version that is about to be updated."""
+    """Return what the samples of one batch look like; ``policy_version`` is the one that is about to be updated."""
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     returns = [[trajectory.return_ for trajectory in group.trajectories] for group in groups]
     staleness = [policy_version - trajectory.start_version for trajectory in trajectories]

@@ -32,7 +32,7 @@ def load_model(path: str | Path, dtype: str = "float32", *, attn_implementation:
     if dtype not in DTYPES:
         raise UserError(f"unknown dtype {dtype!r} (known: {', '.join(DTYPES)}).{did_you_mean(dtype, DTYPES)}")
     source = find_model(path)
-    with _readable(source), _quiet(transformers):
+    with _readable("model", source), _quiet(transformers):
         model, report = transformers.AutoModelForCausalLM.from_pretrained(
             **_arguments(source),
             dtype=getattr(torch, dtype),
@@ -56,7 +56,7 @@ def load_tokenizer(path: str | Path) -> Any:
     """
     transformers = require("transformers", "train")
     source = find_model(path)
-    with _readable(source), _quiet(transformers):
+    with _readable("tokenizer", source), _quiet(transformers):
         return transformers.AutoTokenizer.from_pretrained(**_arguments(source))
 
 
@@ -88,7 +88,7 @@ def _arguments(source: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _readable(source: Path) -> Iterator[None]:
+def _readable(what: str, source: Path) -> Iterator[None]:
     """Turn whatever the file readers raise into one line for the user."""
     try:
         yield
@@ -98,7 +98,7 @@ def _readable(source: Path) -> Iterator[None]:
         raise UserError(f"{source} does not fit into this machine's memory: choose a smaller model.") from error
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
-        raise UserError(f"cannot load the model at {source}: {type(error).__name__}: {reason}") from error
+        raise UserError(f"cannot load the {what} at {source}: {type(error).__name__}: {reason}") from error
 
 
 @contextmanager

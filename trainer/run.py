@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rollcage.envs import TextEnv, make
-from rollcage.envs.data import find_dataset
+from rollcage.envs.countdown_tasks import published_files
 from rollcage.envs.placements import make_placement
 from rollcage.envs.placements.base import EnvConfig, EnvHandle
 from rollcage.errors import UserError, unwrap
@@ -30,6 +30,9 @@ from rollcage.trainer.rollout.record import trajectory_to_json
 from rollcage.trainer.rollout.router import Router
 from rollcage.trainer.rollout.tasks import TaskOrder
 from rollcage.trainer.types import Sampling, Trajectory
+
+_PUBLISHED = {"countdown": published_files}
+"""Published data sets that an evaluation can be made on, as the environment's argument ``data`` by split."""
 
 
 class Run:
@@ -117,7 +120,7 @@ class Run:
             sampled[:] = parts.router.num_sampled_tokens, progress.train_s
             line.update(
                 progress.policy_version,
-                **{
+                **{  # type: ignore[arg-type]
                     "reward": metrics["rollout/reward"],
                     "success": metrics["rollout/success"],
                     "staleness": metrics["rollout/staleness"],
@@ -160,15 +163,13 @@ class Run:
             engines = [LocalEngine(config.engine_config) for _ in range(config.num_engines)]
             router = Router(engines, recorder=self._recorder)
             stack.push_async_callback(router.close)
-            learner = DeepSpeedLearner(config.learner_config, log_path=self.folder / "learner.log")
+            learner = DeepSpeedLearner(config.learner_config, checkpoint=checkpoint, log_folder=self.folder / "logs")
             stack.push_async_callback(learner.close)
             placement = make_placement(config.env.placement, self._env, num_workers=config.rollout.num_slots)
             stack.push_async_callback(placement.close)
             async with asyncio.TaskGroup() as starting:
                 starting.create_task(learner.start())
                 starting.create_task(router.start())
-            if checkpoint is not None:
-                await learner.load(checkpoint)
             await router.publish(await learner.publish(), policy_version)
             sampling = Sampling(config.sampling.max_new_tokens, config.sampling.temperature)
 
@@ -185,11 +186,13 @@ class Run:
         config = self.config.eval
         sets: dict[str, dict[str, Any]] = {"procedural": {}}
         if config.dataset:
+            if config.dataset not in _PUBLISHED:
+                known = ", ".join(_PUBLISHED)
+                raise UserError(f"eval.dataset: unknown data set {config.dataset!r} (known: {known}).")
             try:
-                files = find_dataset("countdown_3to4", config.dataset, "")
-                sets["data file"] = {"data": str(files[config.split][0])}
+                sets["data file"] = {"data": _PUBLISHED[config.dataset]()[config.split]}
             except UserError:
-                pass  # "where it is present"
+                pass  # it is asked for only where it is on this machine
         return {
             name: plan(
                 self.config.env.id,

@@ -41,10 +41,9 @@ examples:
 
 @dataclass(frozen=True)
 class TrainRequest:
-    """What the command line asks for: a run to go on with, or a new one."""
+    """What the command line asks for: a new run, or where ``config`` is None, the run in ``folder`` to go on with."""
 
-    resume: Path | None = None
-    folder: Path = Path()
+    folder: Path
     config: TrainConfig | None = None
     command: str = ""
 
@@ -65,7 +64,7 @@ def parse_train(argv: Sequence[str]) -> TrainRequest:
     if resume is not None:
         if arguments:
             raise UserError(f"--resume goes on with the run as it was configured: leave out {arguments[0]!r}.")
-        return TrainRequest(resume=Path(resume))
+        return TrainRequest(Path(resume))
     out = _take(arguments, "--out")
     if not arguments or arguments[0] not in PRESETS:
         name = arguments[0] if arguments else "nothing"
@@ -73,7 +72,7 @@ def parse_train(argv: Sequence[str]) -> TrainRequest:
     preset, overrides = arguments[0], arguments[1:]
     folder = Path(out) if out is not None else Path("runs") / f"{preset}-{time.strftime('%Y%m%d-%H%M%S')}"
     command = shlex.join(["rollcage", "train", *arguments])
-    return TrainRequest(folder=folder, config=_override(preset, overrides), command=command)
+    return TrainRequest(folder, _override(preset, overrides), command)
 
 
 def _override(preset: str, overrides: Sequence[str]) -> TrainConfig:
@@ -83,9 +82,8 @@ def _override(preset: str, overrides: Sequence[str]) -> TrainConfig:
         if word.startswith("--") and word not in ("--help", "--"):
             name = word.partition("=")[0].replace("_", "-")
             if name not in known:
-                raise UserError(
-                    f"unknown field {word.partition('=')[0]!r}.{did_you_mean(name, known)}  See: rollcage train {preset} --help"
-                )
+                hint = f"{did_you_mean(name, known)}  See: rollcage train {preset} --help"
+                raise UserError(f"unknown field {word.partition('=')[0]!r}.{hint}")
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
@@ -117,7 +115,7 @@ def _one_line(text: str) -> str:
 
 
 def _take(arguments: list[str], option: str) -> str | None:
-    """Remove ``option VALUE`` (or ``option=VALUE``) from the arguments and return the value, None where it is absent."""
+    """Remove ``option VALUE`` (or ``option=VALUE``) from the arguments and return the value, None without it."""
     for position, word in enumerate(arguments):
         if word == option:
             if position + 1 == len(arguments):

@@ -1,4 +1,4 @@
-"""`rollcage train` for real: engine, DeepSpeed learner, checkpoints, kill -9 and resume (guarantees 1 to 6; T5, T10)."""
+"""`rollcage train` for real: engine, DeepSpeed learner, checkpoints, kill -9, resume (guarantees 1 to 6; T5, T10)."""
 
 import json
 import os
@@ -58,7 +58,8 @@ def test_a_run_trains_reports_and_leaves_a_checkpoint_that_eval_loads(tmp_path: 
         assert row["account/started"] == sum(row[f"account/{column}"] for column in columns)
     # sampler and trainer see the same tokens and agree about their probabilities; staleness alone moves them apart
     assert metrics[0]["learner/logprob_gap_mean"] < 0.05
-    assert [(row["when"], row["name"]) for row in read_rows(run, "evaluations")][0] == ("before", "procedural")
+    evaluations = {(row["when"], row["name"]) for row in read_rows(run, "evaluations")}
+    assert {("before", "procedural"), ("after", "procedural")} <= evaluations
     assert (run / "report" / "timeline.png").stat().st_size > 10_000
     assert "rollcage train countdown-small" in (run / "report" / "README.md").read_text()
 

@@ -3,8 +3,8 @@
 Update n turns policy version n into n + 1 and takes B groups (B x G = N samples). With asynchronous ratio alpha:
 
 * Admission: a group may start at version v while taken + outstanding < (v + 1 + alpha) B. Every group then finds room
-  in an update no later than v + ceil(alpha), its deadline, and when alpha is not whole at most frac(alpha) of a batch is
-  that old.
+  in an update no later than v + ceil(alpha), its deadline, and when alpha is not whole at most frac(alpha) of a batch
+  is that old.
 * Selection: the earliest deadlines among the complete groups, as soon as the groups that stay behind can still all be
   taken by their deadlines. A straggler is overtaken as long as that harms nothing, and waited for when it must be.
 

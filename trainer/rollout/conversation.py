@@ -1,4 +1,4 @@
-"""Token in, token out: a conversation is a list of token ids that only grows, so the learner trains on the sampler's own ids.
+"""Token in, token out: a conversation is a list of ids that only grows, and the learner trains on the sampler's own.
 
 What the policy sampled is never decoded and encoded again. The text around it (turn markers, observations) is what the
 chat template puts there, taken from a rendering of a stand-in conversation.
@@ -47,8 +47,8 @@ class ChatFormat:
         self._next = lru_cache(maxsize=256)(self._encode_next)
         asked = self._render([{"role": "user", "content": "question"}])
         self.continuable = self._before_reply("question", "more") == asked
-        """Whether a conversation can be continued token by token: the template renders a question the same way before
-        and after it was answered. Where not (some templates hide earlier reasoning), every turn starts a new segment."""
+        """Whether a conversation can be continued token by token: the template renders a question alike before and
+        after it was answered. Where not (some templates hide earlier reasoning), every turn starts a new segment."""
 
     def _render(self, messages: Sequence[Mapping[str, str]]) -> str:
         system = [{"role": "system", "content": self._system}] if self._system else []

@@ -23,9 +23,7 @@ def admit_all(buffer: SampleBuffer, first: int) -> list[int]:
     return ids
 
 
-@pytest.mark.parametrize(
-    ("async_ratio", "at_once"), [(0.0, 4), (0.25, 5), (0.5, 6), (1.0, 8), (1.5, 10), (2.0, 12)]
-)
+@pytest.mark.parametrize(("async_ratio", "at_once"), [(0.0, 4), (0.25, 5), (0.5, 6), (1.0, 8), (1.5, 10), (2.0, 12)])
 def test_capacity_is_one_plus_alpha_batches(async_ratio: float, at_once: int) -> None:
     buffer = SampleBuffer(num_groups=4, async_ratio=async_ratio)
     assert len(admit_all(buffer, 0)) == at_once

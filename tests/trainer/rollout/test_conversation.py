@@ -1,5 +1,6 @@
 """Token in, token out: what the learner trains on are the sampler's own ids (guarantee 1, case T6)."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -34,7 +35,7 @@ def test_t6_ids_of_a_turn_are_a_prefix_of_the_next_and_lists_stay_equal(tokenize
         assert conversation.segments[segment].token_ids[start:end] == sampled
         conversation.observe(f"No. Attempt {turn + 2}.")
         prompts.append(list(conversation.token_ids))
-    for earlier, later in zip(prompts, prompts[1:], strict=False):
+    for earlier, later in pairwise(prompts):
         assert later[: len(earlier)] == earlier
     (segment,) = conversation.segments
     lists = (segment.token_ids, segment.loss_mask, segment.rollout_logprobs, segment.policy_versions)
