@@ -2,7 +2,7 @@ r"""rollcage/Math-v0: solve a mathematical problem; the answer is verified, not 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -125,6 +125,25 @@ class MathEnv(TextEnv):
     def random_action(self, rng: np.random.Generator) -> str:
         """Return a random integer of 0 to 99 in a box."""
         return f"\\boxed{{{int(rng.integers(100))}}}"
+
+    def exploits(self) -> Sequence[str]:
+        """Return ways to have the right answer looked for among others, worked out by the verifier, or thought only."""
+        gold, other = self.task.data["answer"], "-86413"
+        undone = [f"{gold} + 0", f"\\sum_{{k=1}}^{{1}} ({gold})", f"\\int_0^1 ({gold}) \\, dx"]
+        hedged = [f"{gold}, {other}", f"{gold} \\text{{ or }} {other}", f"\\{{{gold}, {other}\\}}", f"{other} = {gold}"]
+        anything = ["x", r"\mathbb{R}", r"(-\infty, \infty)", r"\emptyset", r"\text{any number}", "0/0"]
+        answers = (
+            *(undone if read_number(normalise(gold)) else undone[1:]),
+            *hedged,
+            *anything,
+            self.task.data["problem"],
+        )
+        return (
+            *(f"\\boxed{{{answer}}}" for answer in answers if normalise(answer) != normalise(gold)),
+            f"\\boxed{{{gold}}} or \\boxed{{{other}}}",
+            f"<answer>{gold}</answer> \\boxed{{{other}}}",
+            f"<think>\\boxed{{{gold}}}</think>",
+        )
 
     def _all_numbers(self) -> bool:
         answers = (self.tasks.task(self.split, index).data["answer"] for index in range(self.tasks.splits[self.split]))

@@ -2,8 +2,8 @@ r"""Is an answer the right one? Decided on the text where that is sound, else by
 
 The rules, in this order, after `rollcage.envs.math_notation.normalise`; the first that applies decides:
 
-1. The same text is right. ``x = 5`` and ``5`` are the same answer; of ``a = b = 5`` the last part counts, unless two
-   parts are different numbers.
+1. The same text is right. ``x = 5`` and ``5`` are the same answer; of ``a = b = 5`` the last part counts, unless
+   a part before it is a different number.
 2. Where the right answer is a number, so must be the answer (see `read_number`), with the same exact value: arithmetic
    left undone (``48/2+48``, ``\sqrt{49}``) earns nothing. A decimal may also be the right value correctly rounded to
    six or more significant digits where no decimal is exact, or lie within the data set's own tolerance. A percent sign
@@ -183,8 +183,12 @@ def _base_name(name: str) -> str:
 
 
 def _last_part(parts: Sequence[str]) -> str:
-    numbers = {number.value for part in parts if (number := read_number(part)) is not None}
-    return parts[-1] if len(numbers) < 2 else "="  # "3 = 5" says nothing
+    last = read_number(parts[-1])
+    for part in parts[:-1]:
+        number = read_number(part)
+        if number is not None and (last is None or number.value != last.value):
+            return "="  # "3 = 5" says nothing
+    return parts[-1]
 
 
 def _items(text: str) -> list[str]:

@@ -140,6 +140,20 @@ class QAEnv(TextEnv):
         choices = tuple(self.state[0]) or ("yes", "no")
         return f"<answer>{choices[int(rng.integers(len(choices)))]}</answer>"
 
+    def exploits(self) -> Sequence[str]:
+        """Return ways to name the right answer together with others, or in thought only."""
+        options, right = self.state
+        other = next((letter for letter in options if letter != right), "-86413")
+        answers = [f"{right} or {other}", f"{right}, {other}", f"{right}/{other}", f"not {right}", f"{right} {other}"]
+        if options:
+            answers += [f"{right}. {options[other]}", " ".join(options), ", ".join(options.values()), "any of them"]
+        return (
+            *(f"<answer>{answer}</answer>" for answer in answers),
+            f"<answer>{right}</answer> <answer>{other}</answer>",
+            f"\\boxed{{{right}}} or \\boxed{{{other}}}",
+            f"<think><answer>{right}</answer></think>",
+        )
+
 
 def _shuffled(options: Mapping[str, str], answer: str, key: str) -> tuple[dict[str, str], str]:
     if any(_REFERS_TO_OTHERS.search(text) for text in options.values()):
