@@ -41,14 +41,22 @@ def episode(
 ) -> tuple[list[Any], list[str]]:
     """Play one episode; returns what the environment said (reset, then steps) and the actions taken."""
     rng, taken = np.random.default_rng(seed), []
-    log: list[Any] = [env.reset(seed=seed)]
+    log: list[Any] = [as_said(env.reset(seed=seed))]
     for turn in range(MAX_TURNS if actions is None else len(actions)):
         action = actor(env, rng) if actions is None else actions[turn]
         taken.append(action)
-        log.append(env.step(action))
+        log.append(as_said(env.step(action)))
         if log[-1][2] or log[-1][3]:
             break
-    return [plain(entry) for entry in log], taken
+    return log, taken
+
+
+def as_said(entry: Any) -> Any:
+    """Return a comparable copy of what the environment returned; what JSON cannot hold is for `check_info` to find."""
+    try:
+        return plain(entry)
+    except (TypeError, ValueError):
+        return repr(entry)
 
 
 def first_difference(log: Sequence[Any], other: Sequence[Any]) -> str:
@@ -63,7 +71,7 @@ def go_on(env: gymnasium.Env[str, str], actions: Sequence[str]) -> list[Any]:
     """Take ``actions`` until the episode ends; returns what the environment said."""
     log: list[Any] = []
     for action in actions:
-        log.append(plain(env.step(action)))
+        log.append(as_said(env.step(action)))
         if log[-1][2] or log[-1][3]:
             break
     return log

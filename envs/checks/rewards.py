@@ -173,30 +173,30 @@ class _Campaign:
             await handle.release()
 
     def _chance(self) -> float:
-        fixed = [tally.share for tally in self._fixed.values() if tally.share <= _ALWAYS_RIGHT]
-        return max(_LUCK, self._guess.share, *fixed)
+        shares = [tally.share for tally in (self._guess, *self._fixed.values())]
+        return max(_LUCK, *(share for share in shares if share <= _ALWAYS_RIGHT))  # what is more is no luck
 
     def _judge(self) -> None:
         chance = self._chance()
         alarm = _ALARM / max(1, len(self._junk))  # the more is tried, the more is right by luck
-        findings: dict[str, tuple[float, str]] = {}
+        findings: dict[str, tuple[int, bool, str]] = {}
 
-        def accuse(name: str, tally: Tally) -> None:
+        def accuse(name: str, tally: Tally, junk: bool) -> None:
             text = f"{name} earns reward on {tally.num_earned} of {len(tally.tries)} tasks, as {tally.example!r:.80}"
-            findings[name] = max(findings.get(name, (0.0, "")), (tally.share, one_line(text, 200)))
+            findings[name] = max(findings.get(name, (0, junk, "")), (tally.num_earned, junk, one_line(text, 200)))
 
         for (name, _), tally in self._fixed.items():
-            if len(tally.tries) >= 2 * _FEW_TASKS and tally.share > max(_ALWAYS_RIGHT, 1.5 * self._guess.share):
-                accuse(name, tally)
+            if len(tally.tries) >= 2 * _FEW_TASKS and tally.share > _ALWAYS_RIGHT:
+                accuse(name, tally, junk=False)
         for (name, _, mutation), tally in self._junk.items():
             earned, tasks = tally.num_earned, len(tally.tries)
             few = tasks < _FEW_TASKS and not mutation
             if (few and earned == tasks) or (earned and luck(earned, tasks, chance) < alarm):
-                accuse(f"{name} {mutation}".strip(), tally)
+                accuse(f"{name} {mutation}".strip(), tally, junk=True)
         if findings:
-            worst = sorted(findings.values(), key=lambda finding: -finding[0])
+            worst = sorted(findings.values(), reverse=True)
             more = f" (and {len(worst) - 3} more)" if len(worst) > 3 else ""
-            raise CheckFailed("; ".join(text for _, text in worst[:3]) + f"; luck explains {chance:.0%}{more}")
+            raise CheckFailed("; ".join(text for _, _, text in worst[:3]) + f"; luck explains {chance:.0%}{more}")
 
 
 async def _optional(handle: EnvHandle, method: str, *args: Any) -> Any:

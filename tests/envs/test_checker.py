@@ -124,9 +124,9 @@ class TerminatedAndTruncated(SumEnv):
 
 @broken("outcome", "success without terminated")
 class SuccessThatGoesOn(SumEnv):
-    def step(self, action: str) -> Any:
-        observation, reward, terminated, truncated, info = super().step(action)
-        return observation, reward, terminated and self.num_turns == 1, truncated, info
+    def advance(self, action: str) -> Turn:
+        turn = super().advance(action)
+        return turn._replace(terminated=turn.terminated and self.num_turns > 1)
 
 
 @broken("order", "after the end")
@@ -212,13 +212,10 @@ class LuckyRandom(SumEnv):
         return self.expert()
 
 
-@broken("rewards", "an empty answer")
-class RewardsAnything(SumEnv):
+@broken("rewards", "earns reward on 16 of 16 tasks")
+class RewardsMessagesWithoutAnswer(SumEnv):
     def right(self, action: str) -> bool:
-        return True
-
-    def exploits(self) -> list[str]:
-        return []
+        return "<answer>" not in action or super().right(action)
 
 
 @broken("rewards", "many numbers in one message")
@@ -230,7 +227,7 @@ class LooksAnywhere(SumEnv):
         return f"<answer>{rng.integers(1000)}</answer>"
 
 
-@broken("rewards", "the answer format alone")
+@broken("rewards", "earns reward on 16 of 16 tasks, as '<answer>")
 class RewardsTheFormat(SumEnv):
     def advance(self, action: str) -> Turn:
         turn = super().advance(action)
