@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +21,9 @@ from rollcage.trainer.learner.rank_process import RankProcess
 from rollcage.trainer.learner.shared_weights import map_weights, open_memory
 from rollcage.trainer.learner.statistics import summarize
 from rollcage.trainer.models import find_model
+
+DIVISION_FILE = "learner.json"
+"""In a checkpoint: how its state is divided among ranks."""
 
 
 class DeepSpeedLearner:
@@ -57,7 +61,9 @@ class DeepSpeedLearner:
         if self._ranks:
             return
         config = self._config
-        find_model(self._checkpoint or config.model)  # the commonest mistake, before any process starts
+        find_model(self._checkpoint or config.model)  # the commonest mistakes, before any process starts
+        if self._checkpoint is not None:
+            _check_division(self._checkpoint, config)
         if self._log_folder is not None:
             self._log_folder.mkdir(parents=True, exist_ok=True)
         memory = open_memory()
@@ -106,13 +112,15 @@ class DeepSpeedLearner:
         """Write DeepSpeed's state, and ``model/`` in transformers' format, which `load_model` reads."""
         folder.mkdir(parents=True, exist_ok=True)
         await self._call("save", folder.absolute(), timeout_s=self._config.call_timeout_s)
+        (folder / DIVISION_FILE).write_text(json.dumps(_division(self._config)))
 
     async def load(self, folder: Path) -> None:
         """Go back to what `save` wrote; training goes on from there bit by bit as it did then (on the CPU).
 
         Raises:
-            UserError: there is no checkpoint, or it does not fit this configuration; the learner has ended.
+            UserError: there is no checkpoint there, or it does not fit this configuration.
         """
+        _check_division(folder, self._config)
         await self._call("load", folder.absolute(), timeout_s=self._config.call_timeout_s)
 
     async def close(self) -> None:
@@ -143,3 +151,19 @@ class DeepSpeedLearner:
                 for call in calls:
                     call.cancel()
                 await asyncio.gather(*calls, return_exceptions=True)
+
+
+def _division(config: LearnerConfig) -> dict[str, Any]:
+    """Return what the files of a checkpoint's optimiser state depend on."""
+    return {"num_ranks": config.num_ranks, "zero_stage": config.zero_stage, "dtype": config.dtype}
+
+
+def _check_division(folder: Path, config: LearnerConfig) -> None:
+    try:
+        written = json.loads((folder / DIVISION_FILE).read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{folder} is not a complete checkpoint: {DIVISION_FILE}: {error}") from error
+    if written != _division(config):
+        raise UserError(
+            f"checkpoint {folder} was written with {written}, this run has {_division(config)}: use the same."
+        )

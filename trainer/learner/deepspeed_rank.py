@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +23,6 @@ from rollcage.trainer.learner.update import PolicyUpdate
 from rollcage.trainer.models import find_model, load_model, load_tokenizer
 
 STATE = "deepspeed"
-SHAPE = "learner.json"
 TOKENIZER_FILES = ("tokenizer*", "special_tokens*", "added_tokens*", "vocab*", "merges.txt", "chat_template*")
 
 
@@ -99,22 +96,20 @@ class DeepSpeedRank:
         self.publish()
         if self._rank == 0:
             self._save_model(folder / "model")
-            (folder / SHAPE).write_text(json.dumps(_shape(self._config)))
 
     def load(self, folder: Path) -> None:
         """Go back to what `save` wrote.
 
         Raises:
-            UserError: it was written by ranks that divided the state in another way.
+            UserError: it cannot be read.
         """
-        shape, ours = json.loads((folder / SHAPE).read_text()), _shape(self._config)
-        if shape != ours:
-            raise UserError(f"checkpoint {folder} was written with {shape}, this run has {ours}: resume with the same.")
-        loaded, state = self._engine.load_checkpoint(str(folder), tag=STATE)
-        if loaded is None:
-            raise UserError(f"checkpoint {folder} holds no optimiser state ({STATE}/): use another one.")
-        self._policy_version = int(state["policy_version"])
-        torch.set_rng_state(state["rng"])
+        try:
+            _, state = self._engine.load_checkpoint(str(folder), tag=STATE)
+            self._policy_version = int(state["policy_version"])
+            torch.set_rng_state(state["rng"])
+        except Exception as error:  # a damaged file can raise anything
+            reason = " ".join(str(error).split())[:300]
+            raise UserError(f"cannot load the checkpoint {folder}: {type(error).__name__}: {reason}") from error
 
     def _save_model(self, folder: Path) -> None:
         """Write what is published last, in transformers' format."""
@@ -129,11 +124,6 @@ class DeepSpeedRank:
         for file in self._source.iterdir():
             if any(file.match(pattern) for pattern in TOKENIZER_FILES):
                 shutil.copy(file, folder / file.name)
-
-
-def _shape(config: LearnerConfig) -> dict[str, Any]:
-    """Return what a checkpoint's optimiser state depends on."""
-    return {"num_ranks": config.num_ranks, "zero_stage": config.zero_stage, "dtype": config.dtype}
 
 
 def _without_dropout(policy: nn.Module) -> None:

@@ -83,6 +83,7 @@ def tiny_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import torch
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
     folder = tmp_path_factory.mktemp("tiny_policy")
@@ -101,5 +102,6 @@ def tiny_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         LlamaForCausalLM(config).save_pretrained(folder)
     words = Tokenizer(WordLevel({f"w{i}": i for i in range(32)}, unk_token="w0"))
+    words.pre_tokenizer = WhitespaceSplit()
     PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0", pad_token="w0").save_pretrained(folder)
     return folder
