@@ -43,7 +43,7 @@ _TRANSLATION = str.maketrans(_UNICODE)
 
 # In order. No pattern may need more than linear time: repetitions are bounded or start at a fixed mark.
 _REWRITES = [
-    (re.compile(pattern), replacement)
+    (re.compile(pattern, re.ASCII), replacement)
     for pattern, replacement in (
         (r",\s?\\!\s?", ","),
         (r"(?<!\\)\\[()\[\]]|\$|\\\$|(?<!\\)\\[!,;:> ]|~|\\q?quad(?![A-Za-z])", " "),
@@ -57,7 +57,8 @@ _REWRITES = [
         (r"\\rbrace(?![A-Za-z])", r"\\}"),
         (r"\\(?:lvert|rvert|vert)(?![A-Za-z])", "|"),
         (r"\{\s?,\s?\}", ","),
-        (r"(?:, ?)?\\text\s?\{\s{0,4}(?:and|or)\s{0,4}\}|(?:, )?(?<=[\s\d}\])])(?:and|or)(?=\s)|;", " , "),
+        (r"(?:,\s?|\s)?\\text\s?\{\s{0,4}(?:and|or)\s{0,4}\}\s?", ", "),
+        (r"(?:,\s|\s|(?<=[\d}\])]))(?:and|or)\s|\s?;\s?", ", "),
         (r"(?<!\\)\{(\d{1,3})((?:,\d{3}){1,9})\}", lambda match: f"{{{match[1]}{match[2].replace(',', '')}}}"),
         (r"^\s{0,8}\\approx(?![A-Za-z])", ""),
         (r"\\frac\s?(\d)\s?(\d)(?!\d)", r"\\frac{\1}{\2}"),
@@ -122,7 +123,7 @@ _NUMBER = re.compile(
       | (?P<decimal>{_INT}(?:\.\d{{0,400}})?|\.{_INT})
         (?:[eE](?P<exponent>[+-]?\d{{1,4}})|(?:\\times|\\cdot|\*)10\^\{{?(?P<ten>[+-]?\d{{1,4}})\}}?)?
     )""",
-    re.VERBOSE,
+    re.VERBOSE | re.ASCII,
 )
 _PERCENT = re.compile(r"\s?(?:\\?%|\\text\{\s?(?:percent|%|\\%)\s?\}|percent|per cent)")
 _LATEX_UNIT = re.compile(r"(?:\s?(?:\\text\{[^{}0-9]{1,40}\}|/|\\cdot|\\mu|\\circ)(?:\^\{?-?[1-3]\}?)?){1,6}")
