@@ -411,3 +411,11 @@ def test_bad_input_is_one_clear_line(capsys: pytest.CaptureFixture[str]) -> None
         assert words in error, error
     with pytest.raises(UserError, match="unknown check"):
         check("zoo/Sum-v0", only=["x"])
+
+
+@pytest.mark.parametrize("env_id", sorted(env_id for env_id in gymnasium.registry if env_id.startswith("rollcage/")))
+def test_every_environment_of_the_suite_passes(env_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rewards, "NUM_TASKS", 6)
+    monkeypatch.setattr(rewards, "BUDGET_S", 20.0)
+    report = check(env_id)
+    assert report.ok, summary(report)
