@@ -80,7 +80,9 @@ def _text(text: str) -> str:
 
 
 def _words(text: str) -> str:
-    """The words that are compared; where nothing is left of a text (brackets, an article), its own characters."""
+    """The words that are compared; of a text without letters and digits (brackets), its characters."""
     text = unicodedata.normalize("NFKC", text).casefold()
+    if not any(character.isalnum() for character in text):
+        return "".join(text.split())
     words = _DASHES.sub(" ", _DROPPED.sub("", text))
-    return " ".join(_ARTICLES.sub(" ", words).split()) or "".join(text.split())
+    return " ".join(_ARTICLES.sub(" ", words).split()) or words.strip()

@@ -114,8 +114,6 @@ def question_from_row(row: Row, *, stem: str = "") -> Row:
         question, labels, texts = _listed_options(question)
     elif texts:
         question = _without_options(question, texts)
-    if len(texts) > len(ascii_uppercase):
-        raise ValueError(f"{len(texts)} options are more than there are letters")
     other = row.get("other")
     task: Row = {
         "question": question,
@@ -131,6 +129,8 @@ def question_from_row(row: Row, *, stem: str = "") -> Row:
 def _options(row: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     """The options' labels, as the row writes them, and texts; both empty where the row lists none."""
     value = row.get("options") or row.get("choices")
+    if isinstance(value, (list, dict)) and len(value) > len(ascii_uppercase):
+        raise ValueError(f"{len(value)} options are more than there are letters")
     if isinstance(value, dict) and isinstance(value.get("text"), list):
         value = [
             {"label": label, "text": text} for label, text in zip(value.get("label") or (), value["text"], strict=False)
