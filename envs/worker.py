@@ -53,9 +53,12 @@ def build(
             return make(name, **kwargs)
         gymnasium.registry[name] = EnvSpec.from_json(spec)
         return make(name, **kwargs)
-    except ModuleNotFoundError as error:
+    except (ModuleNotFoundError, UserError) as error:
+        cause = error.__cause__ if isinstance(error, UserError) else error
+        if not isinstance(cause, ModuleNotFoundError):
+            raise
         raise UserError(
-            f"{env_id}: a worker process cannot import it ({error}): put the class in a module on sys.path, "
+            f"{env_id}: a worker process cannot import it ({cause}): put the class in a module on sys.path, "
             "or use placement 'inline'."
         ) from None
 
