@@ -55,14 +55,16 @@ def make_works(vocab_size: int, *, scale: float = 1.0) -> dict[str, Work]:
 
     groups = [prompt(24) for _ in range(num(32))]
     return {
-        "at_once": Work("64 requests of 24 + 48 tokens at once", [prompt(24) for _ in range(num(64))], [48] * num(64)),
+        "at_once": Work(
+            f"{num(64)} requests of 24 + 48 tokens at once", [prompt(24) for _ in range(num(64))], [48] * num(64)
+        ),
         "stream": Work(
-            "256 requests of 8 to 64 + 8 to 96 tokens",
+            f"{num(256)} requests of 8 to 64 + 8 to 96 tokens",
             [prompt(draw.randint(8, 64)) for _ in range(num(256))],
             [draw.randint(8, 96) for _ in range(num(256))],
         ),
         "groups": Work(
-            "32 prompts of 24 tokens, 8 samples of each of 8 to 96 tokens",
+            f"{num(32)} prompts of 24 tokens, 8 samples of each of 8 to 96 tokens",
             [prompt_ for prompt_ in groups for _ in range(8)],
             [draw.randint(8, 96) for _ in range(8 * len(groups))],
         ),
