@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 from rollcage.envs.countdown import CountdownEnv
 from rollcage.trainer.policies import small_policy_path
 from rollcage.trainer.policies.make_small import main, success
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """A model this small gains nothing from threads where tests run beside one another."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -89,12 +99,20 @@ def test_make_small_is_deterministic(tmp_path: Path) -> None:
     assert first == second
 
 
-def test_bad_arguments_end_in_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", ["--steps", "--threads", "--num-eval-tasks"])
+def test_bad_arguments_end_in_one_line(option: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as stop:
-        main(["--out", str(tmp_path / "policy"), "--steps", "0"])
+        main(["--out", str(tmp_path / "policy"), option, "0"])
     assert stop.value.code == 2
     assert "must be at least 1" in capsys.readouterr().err
     assert not (tmp_path / "policy").exists()
+
+
+def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["--help"])
+    assert stop.value.code == 0
+    assert "example:\n  python -m rollcage.trainer.policies.make_small --out small" in capsys.readouterr().out
 
 
 def test_the_accessor_imports_no_torch() -> None:

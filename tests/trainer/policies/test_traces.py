@@ -64,7 +64,7 @@ def test_insight_and_patience_solve_nearly_every_task() -> None:
     assert outcomes.count("right") > 190
 
 
-def test_one_number_after_another_gives_up_where_there_is_no_solution() -> None:
+def test_a_search_ends_where_there_is_no_solution() -> None:
     message = Demonstrator(give_up=0.0, max_steps=10).demonstrate([1, 1, 1], 100, random.Random(0))
     assert message.count(" no\n") == 5
     assert message.endswith("</answer>")
