@@ -10,6 +10,7 @@ from hashlib import blake2b
 from importlib import import_module
 from pathlib import Path
 
+from rollcage.command import CommandParser, natural, positive
 from rollcage.errors import UserError, did_you_mean
 
 BENCHMARKS: dict[str, tuple[str, str, str]] = {
@@ -44,7 +45,7 @@ def run_bench(argv: Sequence[str]) -> int:
 def run_suite(argv: Sequence[str]) -> int:
     """``rollcage bench suite``: one JSON line at the end of stdout; goes on where a killed call of the same stopped."""
     from rollcage.benchmarks.suites import SUITES, plan_suite, summarize
-    from rollcage.trainer.cli import CommandParser, add_policy_arguments, natural, policy_from, positive
+    from rollcage.trainer.cli import add_policy_arguments, policy_from
     from rollcage.trainer.evaluation.session import run_evaluations
 
     parser = CommandParser(

@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from rollcage.command import CommandParser
 from rollcage.monitor.run_folder import read_metrics, read_rows
 
 # 97.5 % quantiles of Student's t distribution by degrees of freedom (any statistics textbook's table)
@@ -20,8 +21,6 @@ _T975 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 
 
 def main(argv: Sequence[str]) -> int:
     """``rollcage bench learning``: train one preset for several seeds, one after the other."""
-    from rollcage.trainer.cli import CommandParser
-
     parser = CommandParser(
         "rollcage bench learning",
         "Train a preset for several seeds; reports success on held-out tasks before and after, and the gain's spread.",

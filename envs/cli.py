@@ -12,6 +12,7 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
+from rollcage.command import CommandParser
 from rollcage.envs.core import TextEnv
 from rollcage.envs.registration import find_spec, make
 from rollcage.errors import RollcageError, UserError
@@ -50,12 +51,11 @@ def env_kwargs(args: argparse.Namespace) -> dict[str, Any]:
 
 def run_envs(argv: Sequence[str]) -> int:
     """List the environments, or show the page of one."""
-    parser = argparse.ArgumentParser(
-        prog="rollcage envs",
-        description="List the environments, or show the documentation, spaces, splits and arguments of one.",
-        epilog="examples:\n  rollcage envs\n  rollcage envs rollcage/Countdown-v0\n"
-        "  rollcage envs rollcage/Countdown-v0 --env-arg num_numbers=4\n  rollcage envs my_module:mine/Env-v0 --json",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = CommandParser(
+        "rollcage envs",
+        "List the environments, or show the documentation, spaces, splits and arguments of one.",
+        "rollcage envs\nrollcage envs rollcage/Countdown-v0\n"
+        "rollcage envs rollcage/Countdown-v0 --env-arg num_numbers=4\nrollcage envs my_module:mine/Env-v0 --json",
     )
     parser.add_argument("env_id", nargs="?", help="id, or module:id for one of yours; none lists all")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
@@ -87,12 +87,11 @@ def run_check(argv: Sequence[str]) -> int:
     checks = "".join(
         f"\n  {name:12} {(inspect.getdoc(function) or '').partition(chr(10))[0]}" for name, function in CHECKS.items()
     )
-    parser = argparse.ArgumentParser(
-        prog="rollcage check",
-        description="Check that an environment keeps every promise of the suite, one line for each check:" + checks,
-        epilog="examples:\n  rollcage check rollcage/Countdown-v0\n  rollcage check my_module:mine/Env-v0\n"
-        "  rollcage check rollcage/FrozenLake-v0 --env-arg is_slippery=true --only rewards --json",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = CommandParser(
+        "rollcage check",
+        "Check that an environment keeps every promise of the suite, one line for each check:" + checks,
+        "rollcage check rollcage/Countdown-v0\nrollcage check my_module:mine/Env-v0\n"
+        "rollcage check rollcage/FrozenLake-v0 --env-arg is_slippery=true --only rewards --json",
     )
     parser.add_argument("env_id", help="id, or module:id for one of yours")
     parser.add_argument("--only", action="append", default=[], metavar="CHECK", help="run this check only; repeatable")

@@ -32,9 +32,9 @@ class SokobanEnv(TextEnv):
     ## Description
     Sokoban in text, on a new level every time: a room of ``size`` x ``size`` cells, its border of walls included, with
     ``num_boxes`` boxes and as many targets, no box on a target at first. You push a box by walking into it; you can
-    neither pull nor push two at once, so a box in a corner stays there. Every level is played backwards from its solution,
-    so that it can be solved, and then solved: the expert takes at least a third of and at most ``size * (num_boxes +
-    1)`` moves.
+    neither pull nor push two at once, so a box in a corner stays there. Every level is played backwards from its
+    solution, so that it can be solved, and then solved: the expert takes at least a third of and at most ``size *
+    (num_boxes + 1)`` moves.
 
     ## Action Space
     `UnicodeText`. Thinking does not count (`rollcage.envs.answers`). What counts is the content of the last

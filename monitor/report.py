@@ -82,7 +82,7 @@ def _plot_curves(path: Path, metrics: Rows, evaluations: Rows) -> None:
 
 
 def _plot_timeline(path: Path, timeline: Rows) -> dict[str, float]:
-    """Draw what learner and engines did at the same moments; returns the shares of the learner's time and the overlap."""
+    """Draw what learner and engines did at the same moments; returns the learner's shares of time and the overlap."""
     from matplotlib import pyplot as plt
 
     spans = [row for row in timeline if row.get("track") == "learner"]
@@ -182,7 +182,7 @@ def _page(run: Path, metrics: Rows, evaluations: Rows, overlap: Mapping[str, flo
         "Samples: "
         + ", ".join(f"{key.split('/')[1]} {last[key]:.0f}" for key in last if key.startswith("account/"))
         + ".",
-        "An episode that failed (an environment, engine or deadline gave up) has no reward: it counts as failed, not as 0.",
+        "An episode that failed (an environment, engine or deadline gave up) has no reward: it is a failure, not a 0.",
         "",
         "![curves](curves.png)",
         "",

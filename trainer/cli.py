@@ -8,10 +8,11 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
+from rollcage.command import CommandParser, natural, natural_float, positive
 from rollcage.envs.cli import add_env_arguments, env_kwargs
-from rollcage.errors import UserError, require
+from rollcage.errors import require
 from rollcage.trainer.types import Sampling
 
 if TYPE_CHECKING:
@@ -23,23 +24,6 @@ POLICY_HELP = (
     "small or smollm2 (models that come along), "
     "or the path of a model folder, a GGUF file, a checkpoint, or a run (its newest checkpoint)"
 )
-
-
-class CommandParser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line: `UserError`."""
-
-    def __init__(self, prog: str, description: str, examples: str) -> None:
-        super().__init__(
-            prog=prog,
-            description=description,
-            epilog="examples:\n" + "\n".join(f"  {line}" for line in examples.splitlines()),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
-
-    def error(self, message: str) -> NoReturn:
-        """Raise the message as a `UserError`."""
-        raise UserError(f"{message}  See: {self.prog} --help")
 
 
 def run_eval(argv: Sequence[str]) -> int:
@@ -167,30 +151,3 @@ def format_summary(summary: dict[str, Any]) -> str:
         "seconds": f"{summary['seconds']:.1f}",
     }
     return "".join(f"{name:12} {value}\n" for name, value in rows.items())
-
-
-def positive(text: str) -> int:
-    """Read a whole number of at least 1."""
-    return _whole(text, 1)
-
-
-def natural(text: str) -> int:
-    """Read a whole number of at least 0."""
-    return _whole(text, 0)
-
-
-def _whole(text: str, least: int) -> int:
-    if not (text.isascii() and text.isdigit()) or int(text) < least:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least {least}, not {text!r}")
-    return int(text)
-
-
-def natural_float(text: str) -> float:
-    """Read a number of at least 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a number of at least 0, not {text!r}")
-    return value

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 import transformers
 
+from rollcage.command import CommandParser
 from rollcage.errors import UserError
-from rollcage.trainer.cli import CommandParser
 from rollcage.trainer.engines.local import LocalEngine, LocalEngineConfig
 from rollcage.trainer.models import load_model
 from rollcage.trainer.types import Request, Sampling

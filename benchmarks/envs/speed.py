@@ -18,6 +18,7 @@ from rollcage import __version__
 from rollcage.benchmarks.envs import attacks, contenders
 from rollcage.benchmarks.envs.measure import Contender, interleave, summarize
 from rollcage.benchmarks.envs.problems import Problem, find_rows, load_problems, write_rows
+from rollcage.command import CommandParser
 from rollcage.errors import UserError
 
 SECTIONS = {
@@ -137,13 +138,12 @@ def _cpu_name() -> str:
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="rollcage bench envs",
-        description="Measure Countdown and the vector environment, side by side with the packages of "
+    parser = CommandParser(
+        "rollcage bench envs",
+        "Measure Countdown and the vector environment, side by side with the packages of "
         "benchmarks/envs/requirements.txt where they are installed. The last line on stdout is one JSON object.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="examples:\n  rollcage bench envs\n  rollcage bench envs --output benchmarks/results\n"
-        "  rollcage bench envs --alone --repetitions 3 --seconds 0.05",
+        "rollcage bench envs\nrollcage bench envs --output benchmarks/results\n"
+        "rollcage bench envs --alone --repetitions 3 --seconds 0.05",
     )
     parser.add_argument("--rows", type=Path, help="file of Countdown rows (default: countdown_3to4_test where found)")
     parser.add_argument("--problems", type=int, default=2000, help="how many rows (default: 2000)")
