@@ -67,7 +67,7 @@ class MathEnv(TextEnv):
     - ``verify_timeout_s``: processor time that one symbolic comparison may take, in seconds.
     - ``render_mode``: as in `TextEnv`.
 
-    Problems whose answers are not all numbers need the extra `math` (math-verify).
+    Problems whose answers are not all numbers need the extra `math` (math-verify), and ask for the placement "process".
 
     ## Version History
     - v0: first version.
@@ -87,8 +87,13 @@ class MathEnv(TextEnv):
             raise UserError(f"verify_timeout_s must lie within 0 and 60 seconds, not {verify_timeout_s}.")
         tasks = math_tasks(dataset, data, data_dir)
         super().__init__(tasks, split=split or default_split(tasks), render_mode=render_mode)
-        if find_spec("math_verify") is None and not self._all_numbers():
-            require("math_verify", "math")
+        if not self._all_numbers():
+            if find_spec("math_verify") is None:
+                require("math_verify", "math")
+            self.metadata = {
+                **self.metadata,
+                "placement": "process",
+            }  # a comparison may take seconds: off the caller's loop
         self.verify_timeout_s = verify_timeout_s
 
     def begin(self, task: Task) -> str:
