@@ -76,7 +76,7 @@ def generate(low: int, high: int, split: str, index: int) -> dict[str, Any]:
             first, second = divmod(choice, left - 1)
             values.append(_combine(values.pop(first), values.pop(second), _OPERATORS[operator]))
         bits, plus_first = divmod(bits, 2)
-        target = _last_step(*values, plus_first)
+        target = _last_step(values[0], values[1], plus_first)
         if target and split_of(numbers, target) == split:
             return {"numbers": numbers, "target": target}
 
@@ -127,8 +127,9 @@ def file_tasks(data: Data, split: str) -> FileTasks:
     Raises:
         UserError: a file is missing or unreadable, or a row is malformed (the message names the file and the line).
     """
-    one_file = not isinstance(data, Mapping) and not Path(data).is_dir()
-    return load_tasks("countdown-file", own_files({split: data} if one_file else data), problem_from_row)
+    if not isinstance(data, Mapping) and not Path(data).is_dir():
+        data = {split: data}
+    return load_tasks("countdown-file", own_files(data), problem_from_row)
 
 
 def problem_from_row(row: Mapping[str, Any], *, stem: str = "") -> dict[str, Any]:
