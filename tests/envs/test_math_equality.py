@@ -123,7 +123,7 @@ def test_numbers_and_words_are_judged_without_a_process(monkeypatch: pytest.Monk
 )  # fmt: skip
 def test_hostile_text_ends_soon_and_is_not_right(bomb: str) -> None:
     begin = time.monotonic()
-    assert judge(r"\sqrt{2} + x", bomb, timeout_s=0.5) in ("wrong", "undecided")
+    assert judge(r"\sqrt{2} + x", bomb, timeout_s=0.2) in ("wrong", "undecided")
     assert time.monotonic() - begin < 30
 
 
@@ -131,5 +131,5 @@ def test_many_slow_parts_share_one_deadline() -> None:
     bombs = ", ".join(f"x + {n}^{{9^{{9}}}}" for n in range(2, 20))
     golds = ", ".join(rf"x + \sqrt{{{n}}}" for n in range(2, 20))
     begin = time.monotonic()
-    assert judge(golds, bombs, timeout_s=0.5) == "undecided"
+    assert judge(golds, bombs, timeout_s=0.2) == "undecided"
     assert time.monotonic() - begin < 30

@@ -71,7 +71,7 @@ def test_a_comparison_past_its_time_is_a_timeout_and_the_next_one_works() -> Non
 
 
 def test_too_much_memory_fails_the_comparison_only() -> None:
-    assert symbolic.compare(GOLD, r"(10^{9})! + 10^{10^{9}}", 3.0) in ("failed", "timeout")
+    assert symbolic.compare(GOLD, r"(10^{9})! + 10^{10^{9}}", 1.5) in ("failed", "timeout")
     assert symbolic.compare("x+1", "1+x", 5.0) == "equal"
 
 
