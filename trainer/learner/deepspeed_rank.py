@@ -55,8 +55,8 @@ class DeepSpeedRank:
         torch.set_num_threads(config.num_threads)
         torch.set_float32_matmul_precision(config.matmul_precision)
         torch.manual_seed(config.seed)
-        self._source = find_model(checkpoint or config.model)
-        policy = load_model(self._source, config.dtype)
+        self._source = find_model(config.model)  # of the tokenizer: a checkpoint may be gone by the next `save`
+        policy = load_model(find_model(checkpoint or config.model), config.dtype)
         _without_dropout(policy)
         if config.gradient_checkpointing:
             policy.gradient_checkpointing_enable({"use_reentrant": False})
