@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rollcage.errors import UserError, did_you_mean, require
+
+_LOADING = threading.Lock()  # transformers replaces functions of its classes while it loads: one thread at a time
 
 DTYPES = ("float32", "bfloat16", "float16")
 """Names of the number types that weights can be loaded in."""
@@ -32,7 +35,7 @@ def load_model(path: str | Path, dtype: str = "float32", *, attn_implementation:
     if dtype not in DTYPES:
         raise UserError(f"unknown dtype {dtype!r} (known: {', '.join(DTYPES)}).{did_you_mean(dtype, DTYPES)}")
     source = find_model(path)
-    with _readable("model", source), _quiet(transformers):
+    with _LOADING, _readable("model", source), _quiet(transformers):
         model, report = transformers.AutoModelForCausalLM.from_pretrained(
             **_arguments(source),
             dtype=getattr(torch, dtype),
