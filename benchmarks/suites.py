@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rollcage.envs.countdown_tasks import published_files
+from rollcage.envs.countdown.tasks import published_files
 from rollcage.errors import UserError, did_you_mean
 from rollcage.trainer.evaluation.evaluate import Evaluation, Result, plan
 

@@ -14,11 +14,11 @@ from rollcage.errors import UserError, did_you_mean
 
 _VECTOR = "rollcage.envs.vector"
 _BUILTIN = {
-    "rollcage/Countdown-v0": "rollcage.envs.countdown:CountdownEnv",
-    "rollcage/FrozenLake-v0": "rollcage.envs.frozen_lake:FrozenLakeEnv",
-    "rollcage/Math-v0": "rollcage.envs.math:MathEnv",
-    "rollcage/QA-v0": "rollcage.envs.qa:QAEnv",
-    "rollcage/Sokoban-v0": "rollcage.envs.sokoban:SokobanEnv",
+    "rollcage/Countdown-v0": "rollcage.envs.countdown.env:CountdownEnv",
+    "rollcage/FrozenLake-v0": "rollcage.envs.frozen_lake.env:FrozenLakeEnv",
+    "rollcage/Math-v0": "rollcage.envs.math.env:MathEnv",
+    "rollcage/QA-v0": "rollcage.envs.qa.env:QAEnv",
+    "rollcage/Sokoban-v0": "rollcage.envs.sokoban.env:SokobanEnv",
 }
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rollcage.envs import TextEnv, make
-from rollcage.envs.countdown_tasks import published_files
+from rollcage.envs.countdown.tasks import published_files
 from rollcage.envs.placements import make_placement
 from rollcage.envs.placements.base import EnvConfig, EnvHandle
 from rollcage.errors import UserError, unwrap

@@ -18,8 +18,8 @@ from rollcage.benchmarks.envs.bare import score as score_bare
 from rollcage.benchmarks.envs.measure import Contender
 from rollcage.benchmarks.envs.problems import Problem
 from rollcage.benchmarks.envs.slow import ENV_ID as SLOW
-from rollcage.envs.countdown import judge
-from rollcage.envs.countdown_tasks import generate
+from rollcage.envs.countdown.env import judge
+from rollcage.envs.countdown.tasks import generate
 
 ENV_ID = "rollcage/Countdown-v0"
 THOUGHT = "Let me try a few combinations first.\n"

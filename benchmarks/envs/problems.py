@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rollcage.envs.arithmetic import evaluate, parse
-from rollcage.envs.countdown_solver import solve
-from rollcage.envs.countdown_tasks import file_tasks, generated_tasks, published_files
+from rollcage.envs.countdown.arithmetic import evaluate, parse
+from rollcage.envs.countdown.solver import solve
+from rollcage.envs.countdown.tasks import file_tasks, generated_tasks, published_files
 from rollcage.errors import RollcageError, UserError
 
 

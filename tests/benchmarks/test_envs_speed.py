@@ -15,7 +15,7 @@ from rollcage.benchmarks.envs.contenders import scorers, tagged
 from rollcage.benchmarks.envs.measure import Contender, interleave, summarize
 from rollcage.benchmarks.envs.problems import load_problems, near_miss, write_rows
 from rollcage.benchmarks.envs.speed import SECTIONS, main
-from rollcage.envs.countdown import judge
+from rollcage.envs.countdown.env import judge
 from rollcage.errors import UserError
 
 

@@ -16,7 +16,7 @@ import pytest
 from rollcage.__main__ import main
 from rollcage.benchmarks.cli import BENCHMARKS
 from rollcage.benchmarks.suites import SUITES
-from rollcage.envs.qa_tasks import COLLECTIONS
+from rollcage.envs.qa.tasks import COLLECTIONS
 from rollcage.trainer.agents.fake_endpoint import FakeEndpoint
 
 SUMS = [

@@ -43,11 +43,11 @@ def test_one_call_makes_a_class_an_environment(new_id):
 
 
 def test_an_importable_class_is_registered_by_name_so_that_other_processes_can_build_it(new_id):
-    from rollcage.envs.frozen_lake import FrozenLakeEnv
+    from rollcage.envs.frozen_lake.env import FrozenLakeEnv
 
     register(new_id, FrozenLakeEnv, size=5)
     spec = find_spec(new_id)
-    assert spec.entry_point == "rollcage.envs.frozen_lake:FrozenLakeEnv"
+    assert spec.entry_point == "rollcage.envs.frozen_lake.env:FrozenLakeEnv"
     assert EnvSpec.from_json(spec.to_json()).kwargs == {"size": 5}
 
 
@@ -101,7 +101,7 @@ def test_an_unknown_id_gets_a_hint(env_id, hint):
 
 def test_an_id_may_name_the_module_that_registers_it(tmp_path, monkeypatch):
     (tmp_path / "echo_of_a_user.py").write_text(
-        "from rollcage.envs import register\nregister('user/Echo-v0', 'rollcage.envs.frozen_lake:FrozenLakeEnv')\n"
+        "from rollcage.envs import register\nregister('user/Echo-v0', 'rollcage.envs.frozen_lake.env:FrozenLakeEnv')\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     assert find_spec("echo_of_a_user:user/Echo-v0").id == "user/Echo-v0"
@@ -111,7 +111,7 @@ def test_an_id_may_name_the_module_that_registers_it(tmp_path, monkeypatch):
 
 def test_a_command_finds_a_module_in_the_folder_where_it_is_called(tmp_path):
     (tmp_path / "echo_beside_a_user.py").write_text(
-        "from rollcage.envs import register\nregister('user/Echo-v0', 'rollcage.envs.frozen_lake:FrozenLakeEnv')\n"
+        "from rollcage.envs import register\nregister('user/Echo-v0', 'rollcage.envs.frozen_lake.env:FrozenLakeEnv')\n"
     )
     command = [
         sys.executable,

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from transformers import GenerationConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from rollcage.envs.countdown import CountdownEnv, judge
+from rollcage.envs.countdown.env import CountdownEnv, judge
 from rollcage.trainer.policies.pretrain import PretrainConfig, build_model, pretrain
 from rollcage.trainer.policies.tokenizer import build_tokenizer
 from rollcage.trainer.policies.traces import Demonstrator, demonstrations

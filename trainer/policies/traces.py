@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from rollcage.envs.countdown import CountdownEnv
+from rollcage.envs.countdown.env import CountdownEnv
 
 MAX_PRODUCT = 500
 """The largest product of a step. Larger ones are hard to calculate, and 999 of 1,000 tasks have a solution without."""

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-from rollcage.envs.countdown import CountdownEnv
+from rollcage.envs.countdown.env import CountdownEnv
 from rollcage.trainer.policies import small_policy_path
 from rollcage.trainer.policies.make_small import main, success
 

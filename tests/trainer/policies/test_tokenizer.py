@@ -7,7 +7,7 @@ import sys
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from rollcage.envs.countdown import CountdownEnv
+from rollcage.envs.countdown.env import CountdownEnv
 from rollcage.trainer.policies import small_policy_path
 
 

@@ -8,8 +8,8 @@ from itertools import islice
 
 import pytest
 
-from rollcage.envs.countdown import judge
-from rollcage.envs.countdown_tasks import generate
+from rollcage.envs.countdown.env import judge
+from rollcage.envs.countdown.tasks import generate
 from rollcage.trainer.policies.traces import Demonstrator, Value, demonstrations, find_solution, moves
 
 STEP = re.compile(r"(\d+)([-+*/])(\d+)=(\d+)")

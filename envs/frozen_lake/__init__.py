@@ -1,0 +1,1 @@
+"""FrozenLake: cross a frozen lake, move by move."""

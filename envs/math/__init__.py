@@ -1,0 +1,1 @@
+"""Math: problems with one answer, judged exactly or by math-verify."""

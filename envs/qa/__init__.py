@@ -1,0 +1,1 @@
+"""QA: multiple choice and short answers over many domains."""
