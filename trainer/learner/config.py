@@ -88,8 +88,9 @@ class LearnerConfig:
     num_threads: int = 1
     """CPU threads of each rank."""
 
-    matmul_precision: Literal["highest", "high", "medium"] = "highest"
-    """Precision of float32 matrix products; medium computes in bfloat16, where the processor has it, for speed."""
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number type of the matrix products (mixed precision). bfloat16 is about 1.4 times as fast for a small policy on a
+    processor with AMX, several times for a large one, and widens the gap to the sampler (statistic logprob_gap)."""
 
     seed: int = 0
     """Seed of the mini-batch draws (and of dropout, where the model has it)."""

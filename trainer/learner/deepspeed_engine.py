@@ -28,6 +28,7 @@ def join_ranks(rank: int, world_size: int, store: TCPStore, timeout_s: float) ->
 
     # DeepSpeed would compile a kernel (half a minute) for a collective of inference, which also puts files in /dev/shm.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    os.environ["MASTER_PORT"] = str(store.port)  # DeepSpeed wants to see it
     torch.distributed.init_process_group(
         "nccl" if on_gpu else "gloo",
         store=store,

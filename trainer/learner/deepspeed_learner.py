@@ -6,13 +6,14 @@ import asyncio
 import json
 import os
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rollcage.errors import UserError
+from rollcage.errors import MissingExtra, UserError
 from rollcage.trainer.engines.base import Weights
 from rollcage.trainer.learner.base import LearnerDied
 from rollcage.trainer.learner.batch import Batch
@@ -61,6 +62,8 @@ class DeepSpeedLearner:
         if self._ranks:
             return
         config = self._config
+        if find_spec("deepspeed") is None:  # importing it here would take a second and its side effects
+            raise MissingExtra("'deepspeed' is not installed: run  pip install 'rollcage[train]'.")
         find_model(self._checkpoint or config.model)  # the commonest mistakes, before any process starts
         if self._checkpoint is not None:
             _check_division(self._checkpoint, config)
@@ -104,7 +107,7 @@ class DeepSpeedLearner:
         return result
 
     async def publish(self) -> Weights:
-        """Return the current weights in shared memory; the next `publish` overwrites them."""
+        """Return the current weights in shared memory; the next `publish` or `save` overwrites them."""
         await self._call("publish", timeout_s=self._config.call_timeout_s)
         return self._weights
 

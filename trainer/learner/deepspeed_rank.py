@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -53,20 +52,20 @@ class DeepSpeedRank:
         """
         self._config = config
         torch.set_num_threads(config.num_threads)
-        torch.set_float32_matmul_precision(config.matmul_precision)
         torch.manual_seed(config.seed)
-        self._source = find_model(config.model)  # of the tokenizer: a checkpoint may be gone by the next `save`
-        policy = load_model(find_model(checkpoint or config.model), config.dtype)
+        self._source = find_model(checkpoint or config.model)
+        self._tokenizer_files = _read_tokenizer(self._source)  # now: a checkpoint may be gone by the next `save`
+        policy = load_model(self._source, config.dtype)
         _without_dropout(policy)
         if config.gradient_checkpointing:
             policy.gradient_checkpointing_enable({"use_reentrant": False})
         self._policy = policy
         layout = make_layout((name, tuple(weight.shape), weight.dtype) for name, weight in named_weights(policy))
         self._published = map_weights(self._memory, layout) if self._rank == 0 else {}
-        os.environ["MASTER_PORT"] = str(port)
         store = self._store or TCPStore("127.0.0.1", port, self._world_size)
         join_ranks(self._rank, self._world_size, store, config.call_timeout_s)
-        self._engine = make_engine(TokenLogprobs(policy, config.temperature), config)
+        module = TokenLogprobs(policy, config.temperature, getattr(torch, config.compute_dtype))
+        self._engine = make_engine(module, config)
         self._update = PolicyUpdate(self._engine, config, self._rank)
         if checkpoint is not None:
             self.load(checkpoint)
@@ -120,10 +119,14 @@ class DeepSpeedRank:
         self._policy.config.save_pretrained(folder)
         if self._source.suffix == ".gguf":
             load_tokenizer(self._source).save_pretrained(folder)
-            return
-        for file in self._source.iterdir():
-            if any(file.match(pattern) for pattern in TOKENIZER_FILES):
-                shutil.copy(file, folder / file.name)
+        for name, content in self._tokenizer_files.items():
+            (folder / name).write_bytes(content)
+
+
+def _read_tokenizer(source: Path) -> dict[str, bytes]:
+    """Return the files of a model folder's tokenizer by name; none of a GGUF file's."""
+    files = [file for pattern in TOKENIZER_FILES for file in source.glob(pattern)]
+    return {file.name: file.read_bytes() for file in files}
 
 
 def _without_dropout(policy: nn.Module) -> None:

@@ -41,7 +41,9 @@ def take_gradient_and_step(engine: Any, config: Any) -> float:
 
 update.optimizer_step = take_gradient_and_step
 for name, config in configs.items():
-    engine = make_engine(TokenLogprobs(load_model(config.model), config.temperature), config)
+    engine = make_engine(
+        TokenLogprobs(load_model(config.model), config.temperature, getattr(torch, config.compute_dtype)), config
+    )
     _, statistics = update.PolicyUpdate(engine, config, rank).train(batch, policy_version=0)
     results[name] = (statistics["grad_norm"], statistics["num_rows_skipped"], dict(gradients))
 if rank == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -196,8 +197,11 @@ def test_a_loaded_checkpoint_continues_bit_by_bit_here_and_in_a_new_process(
     config = LearnerConfig("the base model is not needed", lr=1e-3, warmup_steps=4)
     resumed = LiveLearner(config, checkpoint=tmp_path)
     try:
+        shutil.rmtree(tmp_path)  # as checkpoints do once newer ones are there
         resumed.train(second)
         assert same(resumed.weights(), continued)
+        resumed.save(tmp_path)
+        assert load_tokenizer(tmp_path)("w3 w1")["input_ids"] == [3, 1]
     finally:
         resumed.close()
 

@@ -45,7 +45,7 @@ def num_descriptors() -> int:
     return psutil.Process().num_fds()
 
 
-def test_T3_a_rank_killed_in_the_middle_of_an_update_is_reported_at_once(
+def test_a_rank_killed_in_the_middle_of_an_update_is_reported_at_once(
     tiny_policy: Path, random_batch: Callable[..., Batch], tmp_path: Path
 ) -> None:
     async def scenario() -> None:
@@ -78,7 +78,7 @@ def test_T3_a_rank_killed_in_the_middle_of_an_update_is_reported_at_once(
 
 def test_a_rank_that_hangs_is_killed_at_its_deadline(tiny_policy: Path, random_batch: Callable[..., Batch]) -> None:
     async def scenario() -> None:
-        config = LearnerConfig(str(tiny_policy), dtype="bfloat16", zero_stage=1, call_timeout_s=20.0)
+        config = LearnerConfig(str(tiny_policy), dtype="bfloat16", zero_stage=1, call_timeout_s=10.0)
         learner = DeepSpeedLearner(config)
         await learner.start()
         before = (await learner.publish())["model.embed_tokens.weight"].clone()
@@ -89,9 +89,9 @@ def test_a_rank_that_hangs_is_killed_at_its_deadline(tiny_policy: Path, random_b
         (pid,) = learner.pids
         os.kill(pid, signal.SIGSTOP)
         start = time.monotonic()
-        with pytest.raises(LearnerDied, match="did not answer 'logprobs' within 20 s"):
+        with pytest.raises(LearnerDied, match="did not answer 'logprobs' within 10 s"):
             await learner.logprobs(random_batch())
-        assert time.monotonic() - start < 30
+        assert time.monotonic() - start < 20
         assert not alive([pid])
 
     asyncio.run(scenario())

@@ -74,3 +74,18 @@ def test_entropies_keep_a_graph_only_on_request(tiny_policy: Path, random_batch:
     logprobs, entropy = module(torch.from_numpy(batch.token_ids), torch.from_numpy(batch.loss_mask))
     assert logprobs.requires_grad
     assert not entropy.requires_grad
+
+
+@pytest.mark.parametrize("weights", ["float32", "bfloat16"])
+def test_bfloat16_products_stay_near_float32(
+    tiny_policy: Path, random_batch: Callable[..., Batch], weights: str
+) -> None:
+    batch = random_batch()
+    inputs = torch.from_numpy(batch.token_ids), torch.from_numpy(batch.loss_mask)
+    exact, _ = TokenLogprobs(load_model(tiny_policy), 1.0)(*inputs)
+    module = TokenLogprobs(load_model(tiny_policy, weights), 1.0, torch.bfloat16)
+    near, entropy = module(*inputs)
+    assert near.dtype == entropy.dtype == torch.float32
+    assert 0 < (near - exact).abs().max() < 0.1
+    near.sum().backward()
+    assert all(torch.isfinite(weight.grad).all() for weight in module.parameters())
