@@ -1,7 +1,7 @@
 """Symbolic equality of two answers by math-verify, in bounded time and memory, whatever the text.
 
-Comparisons run in child processes (`rollcage.envs.math.symbolic_worker`), which start at the first use, are kept and used
-again. A comparison that takes too long or too much kills its child, never the caller; the next one gets a fresh child.
+Comparisons run in child processes (`rollcage.envs.math.symbolic_worker`), which start at the first use and are kept for
+the next. A comparison that takes too long or too much kills its child, never the caller; then there is a fresh child.
 Each process has its own children (a forked worker starts anew), every thread may call, and children end with their
 parent, even where it is killed.
 """
@@ -80,7 +80,8 @@ class _Child:
                 f"the process that compares answers did not start (exit code {self._process.returncode})."
             )
 
-    def compare(self, gold: str, answer: str, timeout_s: float) -> Verdict:
+    def compare(self, gold: str, answer: str, timeout_s: float) -> Verdict | None:
+        """Return the verdict; None where somebody else killed the process (the system, short of memory, say)."""
         wall_s = WALL_FACTOR * timeout_s
         request = {"gold": gold, "answer": answer, "cpu_s": timeout_s, "wall_s": wall_s}
         try:
@@ -113,10 +114,15 @@ class _Child:
         if self._process.returncode is None:
             self._process.returncode = 0  # else the destructor warns of a running child that is not ours
 
-    def _ended(self) -> Verdict:
+    def _ended(self) -> Verdict | None:
+        try:
+            code = self._process.wait(timeout=1.0)
+        except subprocess.TimeoutExpired:  # past its deadline and still running
+            code = -signal.SIGALRM
         self.close()
-        stopped = self._process.returncode in (-signal.SIGPROF, -signal.SIGALRM, -signal.SIGKILL)
-        return "timeout" if stopped else "failed"
+        if code == -signal.SIGKILL:
+            return None
+        return "timeout" if code in (-signal.SIGPROF, -signal.SIGALRM) else "failed"
 
     def _write(self, data: bytes) -> None:
         assert self._process.stdin is not None
@@ -152,14 +158,18 @@ class _Pool:
 
     def compare(self, gold: str, answer: str, timeout_s: float) -> Verdict:
         with self._slots:
-            child = self._take()
-            try:
-                return child.compare(gold, answer, timeout_s)
-            except BaseException:
-                child.close()  # interrupted: the answer still to come would be taken for that of the next pair
-                raise
-            finally:
-                self._put_back(child)
+            for _ in range(2):  # a child that was killed while idle may pass for alive: ask another one
+                child = self._take()
+                try:
+                    verdict = child.compare(gold, answer, timeout_s)
+                except BaseException:
+                    child.close()  # interrupted: the answer still to come would be taken for that of the next pair
+                    raise
+                finally:
+                    self._put_back(child)
+                if verdict is not None:
+                    return verdict
+        return "failed"
 
     def _take(self) -> _Child:
         while self._idle:
