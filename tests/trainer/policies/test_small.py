@@ -85,7 +85,7 @@ def test_make_small_writes_a_policy_that_loads(tmp_path: Path, capsys: pytest.Ca
     assert made.dtype == torch.bfloat16
     assert len(tokenizer) == made.config.vocab_size
     assert made.generation_config.eos_token_id == tokenizer.eos_token_id
-    assert "--seed 0 --steps 3" in (out / "README.md").read_text(encoding="utf-8")
+    assert "--seed 0 --steps 3 --threads 1" in (out / "README.md").read_text(encoding="utf-8")
     shipped = small_policy_path()
     assert {file.name for file in shipped.iterdir()} == {file.name for file in out.iterdir()}
     for name in ("config.json", "tokenizer.json", "chat_template.jinja", "generation_config.json"):
