@@ -94,8 +94,8 @@ def format_report(preset: str, argv: Sequence[str], results: Sequence[Mapping[st
         f"# Learning: {preset}",
         "",
         f"`{' '.join(['rollcage bench learning', *argv])}` on {os.cpu_count()} cores, {platform.machine()}, Python "
-        f"{platform.python_version()}. Success on held-out tasks, greedy decoding, with 95 % Wilson intervals; seconds "
-        "are those of training, evaluations apart.",
+        f"{platform.python_version()}. Success on held-out tasks, sampled as in training, with 95 % Wilson "
+        "intervals; seconds are those of training, evaluations apart.",
         "",
         "| seed | evaluation | before | after | gain | updates | training | trajectories/s | learner busy | failed |",
         "|---|---|---|---|---|---|---|---|---|---|",

@@ -114,10 +114,10 @@ def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--temperature",
         type=natural_float,
-        help="of a language model (default: 0, the most likely token, and 1 with several attempts)",
+        help="of a language model (default: what its generation_config.json says, else 0, or 1 with several attempts)",
     )
     parser.add_argument("--system", default="", help="system message for a language model (default: none)")
-    parser.add_argument("--max-new-tokens", type=positive, default=1024, help="of one message (default: 1024)")
+    parser.add_argument("--max-new-tokens", type=positive, help="of one message (default: likewise, else 1024)")
     parser.add_argument("--concurrency", type=positive, help="episodes at once (default: the policy's choice)")
     parser.add_argument("--timeout", type=natural_float, default=600.0, help="seconds for one endpoint call (600)")
     parser.add_argument("--placement", choices=PLACEMENTS, help="where environments run (default: as they ask)")
@@ -125,12 +125,14 @@ def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
 
 def policy_from(arguments: argparse.Namespace, tools: Sequence[Mapping[str, Any]] = ()) -> Policy:
     """Return the policy that the arguments of `add_policy_arguments` and ``attempts`` name."""
-    from rollcage.trainer.agents.policies import make_policy
+    from rollcage.trainer.agents.policies import generation_config, make_policy
 
+    own = generation_config(arguments.policy)
     temperature = arguments.temperature
     if temperature is None:
-        temperature = 0.0 if arguments.attempts == 1 else 1.0
-    sampling = Sampling(max_new_tokens=arguments.max_new_tokens, temperature=temperature)
+        temperature = own.get("temperature", 1.0) if own.get("do_sample") else float(arguments.attempts > 1)
+    max_new_tokens = arguments.max_new_tokens or own.get("max_new_tokens") or 1024
+    sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature)
     return make_policy(arguments.policy, sampling, system=arguments.system, tools=tools, timeout_s=arguments.timeout)
 
 

@@ -42,7 +42,7 @@ class SamplingConfig:
 
 @dataclass(frozen=True)
 class EvalConfig:
-    """Evaluations before and after training, on tasks that are not trained on; greedy, as `rollcage eval` does it."""
+    """Evaluations before and after training, on tasks that are not trained on; messages are drawn as in training."""
 
     num_tasks: int = 2048
     """Tasks of each evaluation; 0 for none."""
@@ -50,8 +50,6 @@ class EvalConfig:
     """Split of the tasks."""
     dataset: str = ""
     """A published data set to evaluate on too, where it is on this machine: "countdown" is Countdown-Tasks-3to4."""
-    temperature: float = 0.0
-    """Of the messages; 0 takes the most likely token."""
     num_samples: int = 6
     """Transcripts to show in the report."""
 

@@ -233,7 +233,7 @@ class _RouterPolicy:
 
     def __init__(self, run: Run, router: Router) -> None:
         self._chat, self._router = run._chat, router
-        self._sampling = Sampling(run.config.sampling.max_new_tokens, run.config.eval.temperature)
+        self._sampling = Sampling(run.config.sampling.max_new_tokens, run.config.sampling.temperature)
         self.name = run.config.model
         self.identity = f"{run.folder} at version {router.policy_version}"
         self.concurrency = run.config.rollout.num_slots

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from rollcage.trainer.agents.endpoint import ChatEndpoint
 from rollcage.trainer.agents.solvers import SolverAgent
 from rollcage.trainer.checkpoints import newest_checkpoint
 from rollcage.trainer.models import find_model
+from rollcage.trainer.policies import small_policy_path
 from rollcage.trainer.rollout.episode import Agent
 from rollcage.trainer.types import Sampling
 
@@ -135,6 +137,25 @@ def make_policy(
 
     path = Path(model_path(name)) if name in MODELS else find_checkpoint(Path(name))
     return ModelPolicy(name, path, sampling, system=system, tools=tools)
+
+
+def generation_config(name: str) -> dict[str, Any]:
+    """Return what a local model's ``generation_config.json`` says of how it wants to be sampled; {} for other policies.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    path = small_policy_path() if name == "small" else Path(name)
+    if name in (*SOLVERS, "smollm2") or not path.exists():
+        return {}
+    file = find_model(find_checkpoint(path)) / "generation_config.json"
+    if not file.is_file():
+        return {}
+    try:
+        settings: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file}: cannot be read ({error}); mend it, or remove it.") from None
+    return settings
 
 
 def find_checkpoint(path: Path) -> Path:
