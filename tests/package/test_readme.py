@@ -31,7 +31,7 @@ def test_an_environment_of_ones_own_takes_under_twenty_lines_and_works_everywher
         "import my_module, gymnasium, rollcage\n"
         "envs = gymnasium.make_vec('mine/Reverse-v0', num_envs=2)\n"
         "observations, _ = envs.reset(seed=0)\n"
-        "words = [o.split(\"'\")[1][::-1] for o in observations]\n"
+        'words = [o.split("\'")[1][::-1] for o in observations]\n'
         "assert list(envs.step(words)[1]) == [1.0, 1.0]\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, timeout=60)
