@@ -33,20 +33,30 @@ class CommandParser(argparse.ArgumentParser):
 
 def positive(text: str) -> int:
     """Read a whole number of at least 1."""
-    if (value := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, not {text}")
-    return value
+    return _whole(text, 1)
 
 
 def natural(text: str) -> int:
     """Read a whole number of at least 0."""
-    if (value := int(text)) < 0:
-        raise argparse.ArgumentTypeError(f"must be at least 0, not {text}")
-    return value
+    return _whole(text, 0)
 
 
 def natural_float(text: str) -> float:
-    """Read a number of at least 0."""
-    if not 0 <= (value := float(text)) < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a number of at least 0, not {text}")
+    """Read a finite number of at least 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a number of at least 0, not {text!r}")
+    return value
+
+
+def _whole(text: str, least: int) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
+    if value < least:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least {least}, not {text!r}")
     return value

@@ -158,8 +158,8 @@ class _Pool:
 
     def compare(self, gold: str, answer: str, timeout_s: float) -> Verdict:
         with self._slots:
-            for _ in range(2):  # a child that was killed while idle may pass for alive: ask another one
-                child = self._take()
+            for take in (self._take, self._start):  # one that was killed while idle may pass for alive: ask a new one
+                child = take()
                 try:
                     verdict = child.compare(gold, answer, timeout_s)
                 except BaseException:
@@ -180,6 +180,9 @@ class _Pool:
             if child.alive:
                 return child
             self._put_back(child)
+        return self._start()
+
+    def _start(self) -> _Child:
         child = _Child()
         self._children.add(child)
         return child
