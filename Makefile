@@ -16,7 +16,11 @@ help:
 	@echo "make check   format, lint, types and import rules only"
 
 demo: $(STAMP)-train
-	$(BIN)/rollcage train countdown-small --out runs/demo $(DEMO_ARGS)
+	@if [ -f runs/demo/config.json ]; then \
+		echo "going on with runs/demo; remove it to start anew"; $(BIN)/rollcage train --resume runs/demo; \
+	else \
+		$(BIN)/rollcage train countdown-small --out runs/demo $(DEMO_ARGS); \
+	fi
 
 test: $(STAMP)-dev check
 	$(BIN)/pytest -n 2 --dist worksteal
