@@ -13,9 +13,9 @@ PRESETS: dict[str, tuple[str, TrainConfig]] = {
         TrainConfig(
             model="small",
             env=EnvChoice("rollcage/Countdown-v0"),
-            rollout=RolloutConfig(num_groups=32, group_size=8, num_slots=64, async_ratio=0.25),
+            rollout=RolloutConfig(num_groups=32, group_size=8, num_slots=128, async_ratio=0.25),
             sampling=SamplingConfig(max_new_tokens=160),
-            engine=LocalEngineConfig(max_batch_size=64, max_context_tokens=320, parked_prefixes=0),
+            engine=LocalEngineConfig(max_batch_size=128, max_context_tokens=320, parked_prefixes=0),
             learner=LearnerConfig(lr=2e-4, warmup_steps=5, micro_batch_tokens=8192, compute_dtype="bfloat16"),
             eval=EvalConfig(num_tasks=2048, dataset="countdown"),
             num_updates=32,
