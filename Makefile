@@ -11,7 +11,7 @@ DEMO_ARGS ?=
 .PHONY: help demo test check setup-train setup-dev clean
 
 help:
-	@echo "make demo    train a small language model on Countdown: before and after, with a report (about 7 minutes, no GPU)"
+	@echo "make demo    train a small language model on Countdown: before and after, with a report (about 8 minutes, no GPU)"
 	@echo "make test    run every check and test"
 	@echo "make check   format, lint, types and import rules only"
 
