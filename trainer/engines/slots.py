@@ -36,7 +36,7 @@ class SlotCache(Cache):
         self.rows = slice(0, 0)
         self.length = 0
         self._columns = torch.empty(0)
-        self._writes: dict[int, torch.Tensor] = {}
+        self._writes: torch.Tensor | None = None
         super().__init__(layer_class_to_replicate=partial(_SlotLayer, self))
 
     def aim(self, first: int, columns: torch.Tensor, length: int) -> None:
@@ -54,16 +54,16 @@ class SlotCache(Cache):
             for layer in self.layers:
                 layer.resize(self.num_columns)
         self._columns = columns.clamp(max=self.num_columns - 1)
-        self._writes = {}
+        self._writes = None
 
     def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
         """Copy the first ``length`` columns of each source slot to the target slot beside it; all read first."""
         for layer in self.layers:
             for states in (layer.keys, layer.values):
                 if len(sources) == 1:  # plain slices: no gather
-                    states[targets[0], :, :length] = states[sources[0], :, :length]
+                    states[targets[0], :length] = states[sources[0], :length]
                 else:
-                    states[list(targets), :, :length] = states[list(sources), :, :length]
+                    states[list(targets), :length] = states[list(sources), :length]
 
     def clear(self, slot: int) -> None:
         """Zero a slot that may hold NaN or inf, which no mask would hide from the next sequence there."""
@@ -71,19 +71,16 @@ class SlotCache(Cache):
             layer.keys[slot] = 0
             layer.values[slot] = 0
 
-    def writes(self, num_heads: int) -> torch.Tensor:
-        """Return [B * H * Q] where the new states go in a layer seen as [slots * H * columns, D]."""
-        if num_heads not in self._writes:
-            device = self._columns.device
-            rows = torch.arange(self.rows.start, self.rows.stop, device=device)[:, None, None]
-            heads = torch.arange(num_heads, device=device)[None, :, None]
-            flat = (rows * num_heads + heads) * self.num_columns + self._columns[:, None, :]
-            self._writes[num_heads] = flat.view(-1)
-        return self._writes[num_heads]
+    def writes(self) -> torch.Tensor:
+        """Return [B * Q] where the new tokens go in a layer seen as [slots * columns, H * D]."""
+        if self._writes is None:
+            rows = torch.arange(self.rows.start, self.rows.stop, device=self._columns.device)
+            self._writes = (rows[:, None] * self.num_columns + self._columns).view(-1)
+        return self._writes
 
 
 class _SlotLayer(CacheLayerMixin):
-    """One layer: keys and values [slots, H, columns, D]."""
+    """One layer: keys and values [slots, columns, H, D], so that a token of a sequence is one write."""
 
     is_sliding = False
 
@@ -95,7 +92,7 @@ class _SlotLayer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         def room(states: torch.Tensor) -> torch.Tensor:
-            shape = (self.cache.num_slots, states.shape[1], self.cache.num_columns, states.shape[-1])
+            shape = (self.cache.num_slots, self.cache.num_columns, states.shape[1], states.shape[-1])
             return torch.zeros(shape, dtype=states.dtype, device=states.device)
 
         self.keys, self.values = room(key_states), room(value_states)
@@ -104,8 +101,8 @@ class _SlotLayer(CacheLayerMixin):
     def resize(self, num_columns: int) -> None:
         for name in ("keys", "values"):
             old = getattr(self, name)
-            new = old.new_zeros(*old.shape[:2], num_columns, old.shape[-1])
-            new[:, :, : old.shape[2] - 1] = old[:, :, :-1]
+            new = old.new_zeros(old.shape[0], num_columns, *old.shape[2:])
+            new[:, : old.shape[1] - 1] = old[:, :-1]
             setattr(self, name, new)
 
     def update(
@@ -114,11 +111,12 @@ class _SlotLayer(CacheLayerMixin):
         """Write the new states [B, H, Q, D]; return views [B, H, length, D] of all that may be attended to."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        writes = self.cache.writes(key_states.shape[1])
+        writes = self.cache.writes()
         for states, new in ((self.keys, key_states), (self.values, value_states)):
-            states.view(-1, new.shape[-1]).index_copy_(0, writes, new.reshape(-1, new.shape[-1]))
+            tokens = states.flatten(0, 1).flatten(1)
+            tokens.index_copy_(0, writes, new.transpose(1, 2).reshape(-1, tokens.shape[1]))
         rows, length = self.cache.rows, self.cache.length
-        return self.keys[rows, :, :length], self.values[rows, :, :length]
+        return self.keys[rows, :length].transpose(1, 2), self.values[rows, :length].transpose(1, 2)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.cache.length, 0

@@ -12,6 +12,11 @@ from rollcage.trainer.engines.base import EngineError
 from rollcage.trainer.engines.batching import Row, SlotBatch
 from rollcage.trainer.types import Generation, Request
 
+ADMIT_SHARE = 16
+"""Requests join at once where they are at least one in so many of the running ones."""
+MAX_WAIT_STEPS = 8
+"""Fewer of them join after so many steps at the latest."""
+
 
 @dataclass(slots=True, eq=False)
 class Job:
@@ -33,6 +38,7 @@ class Worker:
         self._tell = tell
         self._running: dict[Row, Job] = {}
         self._paused = False
+        self._waited_steps = 0
 
     @property
     def is_idle(self) -> bool:
@@ -43,8 +49,7 @@ class Worker:
         """Admit what fits, sample one token of each running request, and hand over those that are done."""
         if self.is_idle or self.ended:
             return
-        num_free = self.batch.num_slots - len(self.batch.rows)
-        jobs = [self.waiting.popleft() for _ in range(min(num_free, len(self.waiting)))]
+        jobs = [self.waiting.popleft() for _ in range(self._num_to_admit())]
         for job, row in zip(jobs, self.batch.admit([job.request for job in jobs]), strict=True):
             job.row = row
             self._running[row] = job
@@ -54,6 +59,20 @@ class Worker:
         ]
         if results:
             self._tell(settle_all, results)
+
+    def _num_to_admit(self) -> int:
+        """Return how many waiting requests join now.
+
+        The forward pass for their prompts costs as much as a step of the whole batch, so a few requests wait, at most
+        `MAX_WAIT_STEPS` steps, until there are enough of them to share it.
+        """
+        num_running = len(self.batch.rows)
+        num = min(self.batch.num_slots - num_running, len(self.waiting))
+        self._waited_steps = self._waited_steps + 1 if num else 0
+        if num * ADMIT_SHARE < num_running and self._waited_steps <= MAX_WAIT_STEPS:
+            return 0
+        self._waited_steps = 0
+        return num
 
     def cancel(self, job: Job) -> None:
         """Take a request out of the engine."""

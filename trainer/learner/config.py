@@ -29,10 +29,10 @@ class LearnerConfig:
     """Number type of the model folder that a checkpoint holds (its optimiser state is always exact)."""
 
     loss: str = "grpo"
-    """Policy loss: a name in rollcage.trainer.learner.losses.LOSSES (ppo, grpo)."""
+    """Policy loss: a name in rollcage.trainer.learner.losses.LOSSES (ppo, grpo, decoupled_ppo, tis)."""
 
     loss_options: dict[str, float] = field(default_factory=dict)
-    """Options of that loss, such as e_lo 0.2 e_hi 0.28, and dual_clip 3 for ppo."""
+    """Options of that loss, such as e_lo 0.2 e_hi 0.28, dual_clip 3 for ppo, cap 1 for tis."""
 
     advantage: str = "grpo"
     """Advantage estimator: a name in rollcage.trainer.learner.advantages.ADVANTAGES (grpo, rloo, dr_grpo)."""
@@ -57,6 +57,9 @@ class LearnerConfig:
 
     warmup_steps: int = 0
     """Optimiser steps over which the learning rate grows linearly from lr / warmup_steps to lr."""
+
+    decay_steps: int = 0
+    """Optimiser steps, after the warm-up, over which the learning rate falls linearly to 0; 0 keeps it constant."""
 
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW's moment decay rates."""
@@ -130,7 +133,7 @@ class LearnerConfig:
         for name, above in (("lr", 0.0), ("start_timeout_s", 0.0), ("call_timeout_s", 0.0)):
             if not getattr(self, name) > above:
                 yield f"{name} must be above {above:g}, not {getattr(self, name)}"
-        for name in ("temperature", "weight_decay", "max_grad_norm", "warmup_steps"):
+        for name in ("temperature", "weight_decay", "max_grad_norm", "warmup_steps", "decay_steps"):
             if not getattr(self, name) >= 0:
                 yield f"{name} must be at least 0, not {getattr(self, name)}"
         for name in ("epochs", "num_mini_batches", "micro_batch_tokens", "num_ranks", "num_threads", "max_length"):

@@ -54,7 +54,7 @@ def make_engine(module: nn.Module, config: LearnerConfig) -> Any:
     engine, _, _, _ = deepspeed.initialize(
         model=module,
         optimizer=optimizer,
-        lr_scheduler=_warmup(config.warmup_steps),
+        lr_scheduler=_schedule(config),
         config={
             "train_micro_batch_size_per_gpu": 1,
             "gradient_accumulation_steps": 1,  # `backward` sets the boundaries
@@ -125,11 +125,17 @@ def whole(weight: Tensor, config: LearnerConfig) -> Iterator[Tensor]:
         yield weight.detach()
 
 
-def _warmup(num_steps: int) -> Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]:
-    def schedule(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
-        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / max(1, num_steps)))
+def _schedule(config: LearnerConfig) -> Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]:
+    """Linear warm-up, then, where ``decay_steps`` says so, a linear fall."""
 
-    return schedule
+    def share(step: int) -> float:
+        if step < config.warmup_steps:
+            return (step + 1) / config.warmup_steps
+        if not config.decay_steps:
+            return 1.0
+        return max(0.0, 1.0 - (step - config.warmup_steps) / config.decay_steps)
+
+    return lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, share)
 
 
 def _clips_itself(config: LearnerConfig) -> bool:

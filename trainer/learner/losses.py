@@ -1,7 +1,9 @@
 """Policy losses and regularisers: pure functions, tensors in, per-token loss and detached per-token statistics out.
 
 Sources: PPO, arXiv 1707.06347, eq. 7; dual clip, arXiv 1912.09729, eq. 5; clip-higher (e_hi > e_lo), DAPO, arXiv
-2503.14476; GRPO, arXiv 2402.03300, eq. 3; KL estimators k1, k2, k3: J. Schulman, http://joschu.net/blog/kl-approx.html.
+2503.14476; GRPO, arXiv 2402.03300, eq. 3; KL estimators k1, k2, k3: J. Schulman, http://joschu.net/blog/kl-approx.html;
+decoupled PPO: AReaL, arXiv 2505.24298, eq. 5; TIS: F. Yao et al., https://fengyao.notion.site/off-policy-rl, and
+IMPALA's truncation, arXiv 1802.01561.
 """
 
 from __future__ import annotations
@@ -78,7 +80,51 @@ def grpo(
     return ppo(logprobs, old_logprobs, rollout_logprobs, advantages, loss_mask, e_lo=e_lo, e_hi=e_hi)
 
 
-LOSSES: dict[str, Loss] = {"ppo": ppo, "grpo": grpo}
+def decoupled_ppo(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    rollout_logprobs: Tensor,
+    advantages: Tensor,
+    loss_mask: Tensor,
+    *,
+    e_lo: float = 0.2,
+    e_hi: float = 0.2,
+    w_max: float = 2.0,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Off-policy PPO: `ppo`'s surrogate around the trainer's own policy, weighted by how far the sampler was behind.
+
+    ``w * ppo`` with ``w = min(exp(old_logprobs - rollout_logprobs), w_max)`` held constant: the clip range follows the
+    policy that is being updated, and the weight corrects for the one that sampled.
+
+    Returns:
+        The per-token loss, and `ppo`'s statistics with ``weight_capped``: where w reached ``w_max``.
+    """
+    weight = importance_ratio(old_logprobs, rollout_logprobs, loss_mask).detach()
+    loss, statistics = ppo(logprobs, old_logprobs, rollout_logprobs, advantages, loss_mask, e_lo=e_lo, e_hi=e_hi)
+    statistics["weight_capped"] = masked((weight > w_max).float(), loss_mask)
+    return weight.clamp(max=w_max) * loss, statistics
+
+
+def tis(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    rollout_logprobs: Tensor,
+    advantages: Tensor,
+    loss_mask: Tensor,
+    *,
+    cap: float = 1.0,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Truncated importance sampling: ``-w A logprobs``, w the constant ``min(exp(logprobs - rollout_logprobs), cap)``.
+
+    Returns:
+        The per-token loss, and ``weight_capped``: where w reached ``cap``.
+    """
+    ratio = importance_ratio(logprobs, rollout_logprobs, loss_mask).detach()
+    loss = -ratio.clamp(max=cap) * masked(advantages, loss_mask) * masked(logprobs, loss_mask)
+    return loss, {"weight_capped": masked((ratio > cap).float(), loss_mask)}
+
+
+LOSSES: dict[str, Loss] = {"ppo": ppo, "grpo": grpo, "decoupled_ppo": decoupled_ppo, "tis": tis}
 
 PULL_WITHOUT_ADVANTAGE: frozenset[str] = frozenset()
 """Losses whose gradient is not zero where the advantage is: their rows of zero advantage must not be skipped."""

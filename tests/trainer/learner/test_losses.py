@@ -11,12 +11,16 @@ from torch import Tensor
 from rollcage.trainer.learner.losses import KL_PENALTIES, LOSSES, entropy_bonus, importance_ratio, ppo
 
 
-def run(name: str, ratios: list[float], advantages: list[float], **options: float) -> tuple[Tensor, dict, Tensor]:
+def run(
+    name: str, ratios: list[float], advantages: list[float], old_to_rollout: float = math.exp(7.0), **options: float
+) -> tuple[Tensor, dict, Tensor]:
     """Return per-token loss, statistics and d loss / d logprobs for one row with the given importance ratios."""
     old = torch.full((1, len(ratios)), -1.3)
     logprobs = (old + torch.tensor([ratios]).log()).requires_grad_()
     mask = torch.ones(1, len(ratios), dtype=torch.bool)
-    loss, statistics = LOSSES[name](logprobs, old, old - 7.0, torch.tensor([advantages]), mask, **options)
+    loss, statistics = LOSSES[name](
+        logprobs, old, old - math.log(old_to_rollout), torch.tensor([advantages]), mask, **options
+    )
     loss.sum().backward()
     assert logprobs.grad is not None
     return loss.detach()[0], {key: value[0] for key, value in statistics.items()}, logprobs.grad[0]
@@ -49,6 +53,27 @@ def test_dual_clip_bounds_the_loss_where_the_advantage_is_negative() -> None:
     assert gradient.tolist() == pytest.approx([0.0, 2.0, 0.0])
 
 
+def test_decoupled_ppo_clips_around_the_trainers_policy_and_weighs_by_the_samplers() -> None:
+    ratios, advantages = [1.5, 1.1, 0.5], [1.0, 2.0, -1.0]
+    loss, statistics, gradient = run("decoupled_ppo", ratios, advantages, old_to_rollout=0.5)
+    assert loss.tolist() == pytest.approx([-0.6, -1.1, 0.4])  # half of ppo's
+    assert gradient.tolist() == pytest.approx([0, -1.1, 0])
+    assert statistics["clip_frac_high"].tolist() == [1, 0, 0]
+    assert statistics["weight_capped"].tolist() == [0, 0, 0]
+    capped, statistics, _ = run("decoupled_ppo", ratios, advantages, old_to_rollout=5.0)
+    assert capped.tolist() == pytest.approx([-2.4, -4.4, 1.6])  # w_max = 2
+    assert statistics["weight_capped"].tolist() == [1, 1, 1]
+
+
+def test_tis_weighs_the_policy_gradient_by_the_capped_ratio_to_the_sampler() -> None:
+    # ratios to the sampler: 2 * 0.5 = 1, 4 * 0.5 = 2 and 0.5 * 0.5 = 0.25
+    _, statistics, gradient = run("tis", [2.0, 4.0, 0.5], [1.0, 1.0, -2.0], old_to_rollout=0.5)
+    assert gradient.tolist() == pytest.approx([-1.0, -1.0, 0.5])
+    assert statistics["weight_capped"].tolist() == [0, 1, 0]
+    _, _, gradient = run("tis", [2.0, 4.0, 0.5], [1.0, 1.0, -2.0], old_to_rollout=0.5, cap=3.0)
+    assert gradient.tolist() == pytest.approx([-1.0, -2.0, 0.5])
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("name", sorted(LOSSES))
 def test_T8_nan_or_inf_under_mask_0_gives_a_finite_loss_and_gradient(name: str, bad: float) -> None:
@@ -56,7 +81,8 @@ def test_T8_nan_or_inf_under_mask_0_gives_a_finite_loss_and_gradient(name: str, 
     inputs[0].requires_grad_()
     loss, statistics = LOSSES[name](*inputs, torch.tensor([[True, False]]))
     loss.sum().backward()
-    assert loss[0].tolist() == [1.0, 0.0]
+    assert abs(loss[0, 0]) == 1.0
+    assert loss[0, 1] == 0.0
     assert inputs[0].grad is not None
     assert inputs[0].grad.tolist() == [[1.0, 0.0]]
     assert all(value[0, 1] == 0 for value in statistics.values())

@@ -1,0 +1,192 @@
+"""The sandbox manager's face: what `Manager` (in process) and `Client` (over HTTP) both are."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from rollcage.sandbox.types import MIB, Event, ExecResult, HostInfo, Output, SandboxInfo, SandboxSpec, Snapshot
+
+Command = str | Sequence[str]
+"""A string for the shell, or the arguments of a program."""
+
+
+class Session(Protocol):
+    """A shell that stays: directory, variables and background jobs live on from command to command."""
+
+    async def run(self, command: str, *, timeout_s: float = 60.0, max_output_bytes: int = MIB) -> ExecResult:
+        """Run ``command`` in the shell; one at a time.
+
+        At the deadline its processes are killed; where the shell itself is the one that hangs it is replaced, its
+        state is lost, and the result says ``timed_out``.
+
+        Raises:
+            SandboxUnavailable, SandboxRestarted: as `Sandbox.exec`.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End the shell and what it started; idempotent."""
+        ...
+
+
+class Sandbox(Protocol):
+    """One sandbox. Every call ends by its deadline; calls made to an earlier life raise `SandboxRestarted`."""
+
+    id: str
+
+    async def exec(
+        self,
+        command: Command,
+        *,
+        timeout_s: float = 60.0,
+        env: Mapping[str, str] | None = None,
+        cwd: str = "",
+        stdin: bytes = b"",
+        max_output_bytes: int = MIB,
+    ) -> ExecResult:
+        """Run a command to its end; see `ExecRequest` and `ExecResult`. A failing command is a result, no error.
+
+        Background children do not hold it up, and live on.
+
+        Raises:
+            SandboxUnavailable: it is dead, paused or deleted.
+            SandboxRestarted: it was restarted while the command ran.
+            DeadlineExceeded: it gave no answer at all, somewhat after ``timeout_s``.
+        """
+        ...
+
+    def stream(
+        self,
+        command: Command,
+        *,
+        timeout_s: float = 60.0,
+        env: Mapping[str, str] | None = None,
+        cwd: str = "",
+        stdin: bytes = b"",
+        max_output_bytes: int = MIB,
+    ) -> AsyncIterator[Output | ExecResult]:
+        """As `exec`, but yield the output as it comes; the last item is the result.
+
+        A slow reader slows the command down. Leaving the iteration early kills the command.
+        """
+        ...
+
+    async def session(self, *, env: Mapping[str, str] | None = None, cwd: str = "") -> Session:
+        """Start a shell (bash where there is one, else sh)."""
+        ...
+
+    async def put(self, source: Path | bytes, target: str, *, timeout_s: float = 600.0) -> None:
+        """Copy a file, a folder or bytes to the path ``target``; missing folders are made. Streamed.
+
+        Raises:
+            UnsafePath: the folder holds a symlink that leads out of it, or a device.
+            NoSuchPath: ``target`` cannot be written.
+        """
+        ...
+
+    async def get(self, source: str, target: Path, *, timeout_s: float = 600.0) -> None:
+        """Copy the file or folder ``source`` to the path ``target``, which must not exist. Streamed.
+
+        Raises:
+            NoSuchPath: there is no ``source``.
+            UnsafePath: a member would land outside of ``target``; nothing is left there then.
+        """
+        ...
+
+    async def read(self, source: str, *, max_bytes: int = 16 * MIB) -> bytes:
+        """Return a file's bytes; raises NoSuchPath, or UnsafePath where it is larger."""
+        ...
+
+    async def snapshot(self) -> Snapshot:
+        """Save the file system, such that `restore` and `fork` can come back to it. Memory is not saved."""
+        ...
+
+    async def restore(self, snapshot_id: str = "") -> None:
+        """Start a new life from a snapshot (the last one); calls in flight get `SandboxRestarted`."""
+        ...
+
+    async def fork(self, *, key: str = "", snapshot_id: str = "") -> Sandbox:
+        """Return a new sandbox that starts from a snapshot (default: one made now)."""
+        ...
+
+    async def renew(self, ttl_s: float | None = None) -> None:
+        """Live ``ttl_s`` (default: the specification's) from now on."""
+        ...
+
+    async def pause(self) -> None:
+        """Freeze all processes; idempotent. Leases run on."""
+        ...
+
+    async def resume(self) -> None:
+        """Go on after `pause`; idempotent."""
+        ...
+
+    async def info(self) -> SandboxInfo:
+        """Return what the manager knows of it now."""
+        ...
+
+    async def events(self, *, after: int = 0) -> list[Event]:
+        """Return its events with a number above ``after``, oldest first."""
+        ...
+
+    async def logs(self, *, num_lines: int = 100) -> str:
+        """Return the last lines that its main process wrote."""
+        ...
+
+    async def delete(self) -> None:
+        """End it and remove all of it but its events; idempotent."""
+        ...
+
+
+class Sandboxes(Protocol):
+    """All sandboxes of one manager."""
+
+    async def create(self, spec: SandboxSpec, *, key: str = "", owner: str = "", deadline_s: float = 120.0) -> Sandbox:
+        """Return a ready sandbox.
+
+        Args:
+            spec: what it is.
+            key: creating again with the same key returns the same sandbox, however often and at once.
+            owner: creations that wait for a place take turns by owner.
+            deadline_s: longest wait, queueing included.
+
+        Raises:
+            BadSpec, ImageMissing, DaemonUnreachable, DaemonForbidden: at once.
+            StartFailed, StartTimeout: it did not become ready; nothing is left.
+            Overloaded: no room by the deadline. DiskPressure: no host has free disk. HostUnavailable: no host answers.
+        """
+        ...
+
+    async def attach(self, sandbox_id: str) -> Sandbox:
+        """Return a sandbox that exists; raises SandboxNotFound."""
+        ...
+
+    async def list_sandboxes(self, *, owner: str | None = None) -> list[SandboxInfo]:
+        """Return those that are not deleted, oldest first."""
+        ...
+
+    async def hosts(self) -> list[HostInfo]:
+        """Return the Docker hosts."""
+        ...
+
+    async def drain(self, host: str, *, on: bool = True) -> None:
+        """Give a host no new sandboxes (or again)."""
+        ...
+
+    async def events(self, *, after: int = 0) -> list[Event]:
+        """Return all events with a number above ``after``, oldest first, 1,000 at most."""
+        ...
+
+    async def snapshots(self) -> list[Snapshot]:
+        """Return the snapshots that are kept."""
+        ...
+
+    async def reap(self) -> list[str]:
+        """Remove now what has no right to live: expired sandboxes, orphaned containers and images. Returns names."""
+        ...
+
+    async def close(self) -> None:
+        """Stop managing. Sandboxes live on until their lease ends: the next manager adopts them. Idempotent."""
+        ...

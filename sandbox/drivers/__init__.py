@@ -1,0 +1,1 @@
+"""Where sandboxes run: one driver a file."""

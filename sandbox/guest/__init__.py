@@ -1,0 +1,1 @@
+"""What runs inside a sandbox, and how the manager talks to it."""
