@@ -99,6 +99,14 @@ class Sandbox(Protocol):
         """Return a file's bytes; raises NoSuchPath, or UnsafePath where it is larger."""
         ...
 
+    async def put_archive(self, chunks: AsyncIterator[bytes], folder: str, *, timeout_s: float = 600.0) -> None:
+        """Unpack a tar stream into ``folder``, which is made: what `put` does with what it packed. Raises as `put`."""
+        ...
+
+    def get_archive(self, source: str, *, timeout_s: float = 600.0) -> AsyncIterator[bytes]:
+        """Yield a tar stream of ``source``, members named from its last part on: what `get` unpacks. Raises NoSuchPath."""
+        ...
+
     async def snapshot(self) -> Snapshot:
         """Save the file system, such that `restore` and `fork` can come back to it. Memory is not saved."""
         ...

@@ -104,5 +104,17 @@ class BadSpec(SandboxError, UserError):
     """A specification asks for something that does not exist or that this host cannot give."""
 
 
+class ServiceUnreachable(SandboxError, UserError):
+    """No sandbox service answers at the address, or it went away during the call."""
+
+
+class Unauthorized(SandboxError, UserError):
+    """The sandbox service refused the token, or there was none."""
+
+
+class BadRequest(SandboxError, UserError):
+    """The sandbox service did not understand a request, or it was too large."""
+
+
 class GuestLost(SandboxError):
     """The connection to the inside of a container ended: the manager finds out why and raises what its callers know."""
