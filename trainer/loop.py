@@ -219,9 +219,7 @@ def describe(groups: Sequence[Group], policy_version: int) -> dict[str, float]:
         "rollout/mixed_groups": float(np.mean([len(set(group)) > 1 for group in returns])),
         "rollout/turns": float(np.mean([len(trajectory.turns) for trajectory in trajectories])),
         "rollout/sampled_tokens": float(np.mean([trajectory.num_sampled_tokens for trajectory in trajectories])),
-        "rollout/cut_by_length": float(
-            np.mean([any(turn.finish_reason == "length" for turn in trajectory.turns) for trajectory in trajectories])
-        ),
+        "rollout/cut_by_length": float(np.mean([trajectory.cut_by_length for trajectory in trajectories])),
         "rollout/splits": float(sum(len(trajectory.segments) - 1 for trajectory in trajectories)),
         "rollout/episode_s": float(np.mean([trajectory.end_s - trajectory.start_s for trajectory in trajectories])),
         "rollout/staleness": float(np.mean(staleness)),

@@ -162,6 +162,11 @@ class Trajectory:
         return sum(turn.reward for turn in self.turns)
 
     @property
+    def cut_by_length(self) -> bool:
+        """Whether a message was cut by the token limit."""
+        return any(turn.finish_reason == "length" for turn in self.turns)
+
+    @property
     def num_sampled_tokens(self) -> int:
         """Number of tokens that the policy sampled."""
         return sum(sum(segment.loss_mask) for segment in self.segments)

@@ -25,6 +25,7 @@ class Batch:
         group_ids: int64 [B]; rows of one task share it.
         episode_ids: int64 [B]; rows of one episode share it (0-based, dense).
         truncated: bool [B]; the episode ended at a limit.
+        cut_by_length: bool [B]; a message of the episode was cut by the token limit.
         policy_versions: int32 [B, T]; version that sampled the token, -1 elsewhere.
         start_versions: int32 [B]; version that started the episode.
     """
@@ -38,6 +39,7 @@ class Batch:
     group_ids: npt.NDArray[np.int64]
     episode_ids: npt.NDArray[np.int64]
     truncated: npt.NDArray[np.bool_]
+    cut_by_length: npt.NDArray[np.bool_]
     policy_versions: npt.NDArray[np.int32]
     start_versions: npt.NDArray[np.int32]
 
@@ -79,6 +81,7 @@ def make_batch(groups: Sequence[Group]) -> Batch:
         group_ids=np.array([t.sample_id[0] for _, t, _, _ in rows], np.int64),
         episode_ids=np.array([episode_id for episode_id, _, _, _ in rows], np.int64),
         truncated=np.array([t.truncated for _, t, _, _ in rows], np.bool_),
+        cut_by_length=np.array([t.cut_by_length for _, t, _, _ in rows], np.bool_),
         policy_versions=np.full(shape, -1, np.int32),
         start_versions=np.array([t.start_version for _, t, _, _ in rows], np.int32),
     )

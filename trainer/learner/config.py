@@ -40,6 +40,10 @@ class LearnerConfig:
     whiten_advantages: bool = False
     """Shift and scale the advantages to mean 0 and std 1 over the batch's trainable tokens."""
 
+    mask_cut: bool = False
+    """Give no gradient to episodes with a message that the token limit cut; they still count in their group's baseline.
+    (Overlong filtering: DAPO, arXiv 2503.14476, section 3.4.)"""
+
     aggregation: str = "seq-mean-token-mean"
     """How per-token losses become one: token-mean, seq-mean-token-mean, seq-mean-token-sum, seq-mean-token-sum-norm."""
 

@@ -63,6 +63,8 @@ class PolicyUpdate:
         advantages = ADVANTAGES[config.advantage](batch)
         if config.whiten_advantages:
             advantages = whiten(advantages, batch.loss_mask)
+        if config.mask_cut:
+            advantages = np.where(batch.cut_by_length[:, None], np.float32(0), advantages)
         pulls = batch.loss_mask  # tokens that have a gradient; rows without any stay out of the model
         if config.entropy_coef == 0 and config.loss not in PULL_WITHOUT_ADVANTAGE:
             pulls = pulls & (advantages != 0)

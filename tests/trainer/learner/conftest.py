@@ -33,6 +33,7 @@ def make_rows(
         group_ids=np.array(groups if groups is not None else [0] * size, np.int64),
         episode_ids=np.array(episodes if episodes is not None else range(size), np.int64),
         truncated=np.array(truncated if truncated is not None else [False] * size, np.bool_),
+        cut_by_length=np.zeros(size, np.bool_),
         policy_versions=np.where(mask, 0, -1).astype(np.int32),
         start_versions=np.zeros(size, np.int32),
     )

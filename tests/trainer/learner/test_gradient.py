@@ -33,19 +33,26 @@ def configs(model: Path, num_ranks: int) -> dict[str, LearnerConfig]:
     bonus = {"entropy_coef": 0.01, "loss": "ppo", "loss_options": {"e_hi": 0.28}}
     return {
         **plain,
+        "cut": LearnerConfig(mask_cut=True, **common),
         "entropy": LearnerConfig(**common, **bonus),
         "entropy, small micro-batches": LearnerConfig(micro_batch_tokens=1, **common, **bonus),
     }
 
 
-def reference(model: Path, batch: Batch, entropy_coef: float) -> dict[str, torch.Tensor]:
-    """Return the gradient written down directly: GRPO on policy, mean over episodes of token means."""
+def reference(model: Path, batch: Batch, kind: str) -> dict[str, torch.Tensor]:
+    """Return the gradient written down directly: GRPO on policy, mean over episodes of token means.
+
+    ``kind`` "entropy": with its bonus; "cut": without a pull on the messages that were cut.
+    """
+    entropy_coef = 0.01 if kind == "entropy" else 0.0
     policy = load_model(model)
     total = torch.zeros(())
     for row in range(len(batch)):
         group = batch.returns[batch.group_ids == batch.group_ids[row]]
         deviation = group.std(ddof=1)
         advantage = 0.0 if deviation == 0 else float((batch.returns[row] - group.mean()) / (deviation + 1e-6))
+        if kind == "cut" and batch.cut_by_length[row]:
+            advantage = 0.0
         length = int(batch.attention_mask[row].sum())
         ids, mask = torch.from_numpy(batch.token_ids[row, :length]), torch.from_numpy(batch.loss_mask[row, 1:length])
         table = torch.log_softmax(policy(input_ids=ids[None]).logits[0, :-1] / 0.8, -1)
@@ -61,6 +68,7 @@ def reference(model: Path, batch: Batch, entropy_coef: float) -> dict[str, torch
 def batch(random_batch: Callable[..., Batch]) -> Batch:
     """Eleven rows, which do not divide evenly: a member of the last group is missing."""
     whole = random_batch()
+    whole.cut_by_length[[1, 5, 6]] = True  # one of the group that has no advantages
     return Batch(*(getattr(whole, name)[:-1] for name in Batch.__slots__))
 
 
@@ -70,13 +78,13 @@ def test_the_gradient_is_the_formula_for_any_micro_batch_rank_and_zero_stage(
     tiny_policy: Path, batch: Batch, num_ranks: int, tmp_path: Path
 ) -> None:
     results = probe(batch, configs(tiny_policy, num_ranks), num_ranks, tmp_path)
-    for entropy_coef in (0.0, 0.01):
-        expected = reference(tiny_policy, batch, entropy_coef)
+    for kind, num_skipped in (("zero", 4), ("checkpointing", 4), ("entropy", 0), ("cut", 6)):
+        expected = reference(tiny_policy, batch, kind)
         norm = torch.stack([gradient.norm() for gradient in expected.values()]).norm()
-        chosen = {name: result for name, result in results.items() if name.startswith("entropy") == (entropy_coef > 0)}
-        assert len(chosen) >= 2
+        chosen = {name: result for name, result in results.items() if name.startswith(kind)}
+        assert chosen
         for name, (grad_norm, rows_skipped, gradients) in chosen.items():
-            assert rows_skipped == (4 if entropy_coef == 0 else 0), "group 0 has equal returns: skipped without a trace"
+            assert rows_skipped == num_skipped, "group 0 has equal returns: skipped without a trace"
             assert grad_norm == pytest.approx(float(norm), rel=1e-4), name
             assert gradients.keys() == expected.keys()
             for weight, gradient in expected.items():
