@@ -31,7 +31,22 @@ class HostLimits:
 
     def __post_init__(self) -> None:
         """Refuse limits that let nothing in, or let in what the host has not; raises BadSpec."""
-        raise NotImplementedError
+        wrong = [
+            name
+            for name, fine in (
+                ("max_sandboxes", self.max_sandboxes >= 1),
+                ("max_starts", self.max_starts >= 1),
+                ("cpu_overcommit", self.cpu_overcommit >= 1),
+                ("memory_share", 0 < self.memory_share <= 1),
+                ("load_weight", 0 <= self.load_weight <= 1),
+            )
+            if not fine
+        ]
+        if wrong:
+            values = ", ".join(f"{name}={getattr(self, name)!r}" for name in wrong)
+            raise BadSpec(
+                f"Host limits out of range: {values}. Counts and cpu_overcommit are at least 1, shares from 0 to 1."
+            )
 
 
 def choose_host(
@@ -60,4 +75,70 @@ def choose_host(
         DiskPressure: the hosts that are up have too little free disk.
         HostUnavailable: every host is drained, quarantined or has not answered yet.
     """
-    raise NotImplementedError
+    hosts = list(hosts)
+    if not hosts:
+        raise HostUnavailable("No host: the manager was given none that may take this sandbox.")
+    never = {host.name: obstacle(spec, host, limits) for host in hosts}
+    able = [host for host in hosts if not never[host.name]]
+    if not able:
+        raise BadSpec("Fits on no host, not even an empty one: " + _listed(never))
+    ready = [host for host in able if host.condition == "open" and host.num_cpus]
+    if not ready:
+        conditions = {host.name: "has not answered yet" if host.condition == "open" else host.condition for host in able}
+        if "full" in conditions.values():
+            raise DiskPressure("Too little free disk for a new sandbox: " + _listed(conditions))
+        raise HostUnavailable("No host takes new sandboxes: " + _listed(conditions))
+    starting = num_starting or {}
+    short = {host.name: _shortage(spec, host, limits, starting.get(host.name, 0)) for host in ready}
+    free = [host for host in ready if not short[host.name]]
+    if not free:
+        raise Overloaded("No host has room: " + _listed(short))
+    best = min(free, key=lambda host: (host.name not in prefer, _load(spec, host, limits), host.num_sandboxes, host.name))
+    return best.name
+
+
+def obstacle(spec: SandboxSpec, host: HostInfo, limits: HostLimits) -> str:
+    """Return why ``spec`` could not even have the whole host, "" where it could or where its size is not known yet."""
+    if spec.cpus <= 0 or spec.memory_bytes <= 0:
+        return f"asks for {spec.cpus:g} CPUs and {spec.memory_bytes} bytes of memory; both must be more than 0"
+    if not host.num_cpus:
+        return ""
+    if spec.cpus > host.num_cpus:  # one sandbox's share is also its cap, so overcommitting does not help
+        return f"asks for {spec.cpus:g} CPUs, and it has {host.num_cpus}"
+    if spec.memory_bytes > _memory(host, limits):
+        return f"asks for {_mib(spec.memory_bytes)} of memory, and it may promise {_mib(_memory(host, limits))}"
+    return ""
+
+
+def _shortage(spec: SandboxSpec, host: HostInfo, limits: HostLimits, num_starting: int) -> str:
+    cpus = host.num_cpus * limits.cpu_overcommit
+    if host.num_sandboxes >= limits.max_sandboxes:
+        return f"{host.num_sandboxes} sandboxes of {limits.max_sandboxes}"
+    if host.reserved_memory_bytes + spec.memory_bytes > _memory(host, limits):
+        return f"{_mib(host.reserved_memory_bytes)} of {_mib(_memory(host, limits))} of memory are promised"
+    if host.reserved_cpus + spec.cpus > cpus + 1e-9:
+        return f"{host.reserved_cpus:g} of {cpus:g} CPUs are promised"
+    if num_starting >= limits.max_starts:
+        return f"{num_starting} sandboxes are being started"
+    return ""
+
+
+def _load(spec: SandboxSpec, host: HostInfo, limits: HostLimits) -> float:
+    reserved = max(
+        (host.reserved_cpus + spec.cpus) / (host.num_cpus * limits.cpu_overcommit),
+        (host.reserved_memory_bytes + spec.memory_bytes) / _memory(host, limits),
+        (host.num_sandboxes + 1) / limits.max_sandboxes,
+    )
+    return (1 - limits.load_weight) * reserved + limits.load_weight * host.load / host.num_cpus
+
+
+def _memory(host: HostInfo, limits: HostLimits) -> int:
+    return int(host.memory_bytes * limits.memory_share)
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / MIB:.0f} MiB"
+
+
+def _listed(reasons: Mapping[str, str]) -> str:
+    return "; ".join(f"{name}: {reason}" for name, reason in reasons.items()) + "."
