@@ -65,6 +65,8 @@ class HostStatus:
     memory_bytes: int
     load: float = 0.0
     free_disk_bytes: int | None = None
+    disk_bytes: int | None = None
+    """Size of that disk."""
 
 
 @dataclass(frozen=True, slots=True)
