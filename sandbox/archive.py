@@ -1,0 +1,213 @@
+"""Files as tar streams, both ways, in bounded memory: `pack` reads them from this machine, `unpack` writes them to it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import shutil
+import stat
+import tarfile
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import aclosing
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from rollcage.sandbox.errors import NoSuchPath, SandboxError, UnsafePath
+from rollcage.sandbox.types import MIB
+
+CHUNK_BYTES = MIB
+
+
+def split_target(target: str) -> tuple[str, str]:
+    """Return folder and name of a path in a sandbox; raises NoSuchPath where it names no file.
+
+    >>> split_target("/work/a/b.txt"), split_target("b.txt")
+    (('/work/a', 'b.txt'), ('.', 'b.txt'))
+    """
+    path = PurePosixPath(target)
+    if path.name in ("", "..") or "\0" in target:
+        raise NoSuchPath(f"{target!r} is no path of a file or folder.")
+    return str(path.parent), path.name
+
+
+async def pack(source: Path | bytes, name: str) -> AsyncIterator[bytes]:
+    """Yield a tar stream of a file, a folder or bytes, called ``name`` in there. Owners are not kept; modes are.
+
+    Raises:
+        NoSuchPath: there is no ``source``.
+        UnsafePath: a symlink leads out of ``source``, or something is neither file, folder nor symlink.
+        SandboxError: a file shrank while it was read.
+    """
+    chunks = _members(source, name)
+    try:
+        while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
+            yield chunk
+    finally:
+        chunks.close()
+
+
+def _members(source: Path | bytes, name: str) -> Iterator[bytes]:
+    if isinstance(source, bytes):
+        member = tarfile.TarInfo(name)
+        member.size, member.mode = len(source), 0o644
+        yield _header(member)
+        for start in range(0, len(source), CHUNK_BYTES):
+            yield source[start : start + CHUNK_BYTES]
+        yield _padding(len(source))
+    else:
+        for path, inner in _walk(source, name):
+            yield from _member(source, path, inner)
+    yield bytes(2 * tarfile.BLOCKSIZE)
+
+
+def _walk(source: Path, name: str) -> Iterator[tuple[Path, str]]:
+    yield source, name
+    if source.is_dir() and not source.is_symlink():
+        for child in sorted(source.iterdir()):
+            yield from _walk(child, f"{name}/{child.name}")
+
+
+def _member(source: Path, path: Path, name: str) -> Iterator[bytes]:
+    try:
+        status = path.lstat() if path != source else path.stat()  # what was asked for may be reached over a link
+    except OSError as error:
+        raise NoSuchPath(f"cannot read {path}: {error.strerror}.") from None
+    member = tarfile.TarInfo(name)
+    member.mode, member.mtime = stat.S_IMODE(status.st_mode) & 0o777, int(status.st_mtime)
+    if stat.S_ISDIR(status.st_mode):
+        member.type = tarfile.DIRTYPE
+    elif stat.S_ISLNK(status.st_mode):
+        member.type, member.linkname = tarfile.SYMTYPE, os.readlink(path)
+        if os.path.isabs(member.linkname) or not path.resolve().is_relative_to(source.resolve()):
+            raise UnsafePath(f"{path} is a symlink that leads out of {source}: to {member.linkname}.")
+    elif not stat.S_ISREG(status.st_mode):
+        raise UnsafePath(f"{path} is neither a file nor a folder nor a symlink.")
+    else:
+        try:
+            file = path.open("rb")
+        except OSError as error:
+            raise NoSuchPath(f"cannot read {path}: {error.strerror}.") from None
+        with file:
+            member.size = left = os.fstat(file.fileno()).st_size
+            yield _header(member)
+            while left:
+                if not (chunk := file.read(min(left, CHUNK_BYTES))):
+                    raise SandboxError(f"{path} became shorter while it was read.")
+                left -= len(chunk)
+                yield chunk
+        yield _padding(member.size)
+        return
+    yield _header(member)
+
+
+def _header(member: tarfile.TarInfo) -> bytes:
+    return member.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+
+
+def _padding(num_bytes: int) -> bytes:
+    return bytes(-num_bytes % tarfile.BLOCKSIZE)
+
+
+async def unpack(chunks: AsyncIterator[bytes], target: Path) -> None:
+    """Write a tar stream with one top member, which becomes ``target``: all of it, or nothing.
+
+    Raises:
+        FileExistsError: ``target`` exists. NoSuchPath: its folder does not.
+        UnsafePath: a member would land outside of ``target``, or is a device or a link that leads out of it.
+        SandboxError: it is no tar archive, or is cut short.
+    """
+    if os.path.lexists(target):
+        raise FileExistsError(f"{target} exists.")
+    if not target.parent.is_dir():
+        raise NoSuchPath(f"there is no folder {target.parent} on this machine.")
+    part = target.parent / f".{target.name}.{secrets.token_hex(4)}.part"
+    reader = _Reader(chunks, asyncio.get_running_loop())
+    writing = asyncio.create_task(asyncio.to_thread(_write, reader, part))
+    try:
+        await asyncio.shield(writing)
+        if os.path.lexists(target):
+            raise FileExistsError(f"{target} exists.")
+        part.rename(target)
+    finally:
+        reader.stop()
+        await asyncio.wait({writing})
+        writing.cancelled() or writing.exception()  # it was told above, or the caller has left
+        await asyncio.to_thread(_remove, part)
+
+
+class _Reader:
+    """The file that `tarfile` reads in its thread: each read waits for the chunks that the event loop brings."""
+
+    def __init__(self, chunks: AsyncIterator[bytes], loop: asyncio.AbstractEventLoop) -> None:
+        self._chunks, self._loop, self._rest = chunks, loop, b""
+        self._lock, self._is_stopped = threading.Lock(), False
+        self._coming: Any = None
+
+    def read(self, num_bytes: int) -> bytes:
+        """Return so many bytes at most, b"" at the end."""
+        if not self._rest:
+            with self._lock:
+                if self._is_stopped:
+                    raise SandboxError("stopped")
+                self._coming = asyncio.run_coroutine_threadsafe(self._next(), self._loop)
+            self._rest = self._coming.result()
+        taken, self._rest = self._rest[:num_bytes], self._rest[num_bytes:]
+        return taken
+
+    def stop(self) -> None:
+        """Let a read that waits fail, and every later one."""
+        with self._lock:
+            self._is_stopped = True
+            if self._coming is not None:
+                self._coming.cancel()
+
+    async def _next(self) -> bytes:
+        async for chunk in self._chunks:
+            if chunk:
+                return chunk
+        return b""
+
+
+def _write(reader: _Reader, part: Path) -> None:
+    try:
+        with tarfile.open(fileobj=reader, mode="r|", bufsize=256 * 1024) as tar:  # type: ignore[call-overload]
+            for member in tar:
+                _extract(tar, member, part)
+    except tarfile.FilterError as error:
+        raise UnsafePath(f"the archive holds what must not be unpacked: {error}.") from None
+    except (tarfile.TarError, EOFError) as error:
+        raise SandboxError(f"the archive cannot be read: {error}.") from None
+    if not os.path.lexists(part):
+        raise SandboxError("the archive is empty.")
+    while reader.read(MIB):  # the padding behind the archive's end: whoever sends it shall not find a closed door
+        pass
+
+
+def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, part: Path) -> None:
+    top, *rest = PurePosixPath(member.name).parts or ("",)
+    if member.name.startswith("/") or ".." in rest or top in ("..", ""):
+        raise UnsafePath(f"the archive holds {member.name!r}, which leads out of its folder.")
+    if rest:
+        link = "/".join(PurePosixPath(member.linkname).parts[1:]) if member.islnk() else member.linkname
+        if not part.is_dir() or part.is_symlink():
+            raise UnsafePath(f"the archive holds {member.name!r} before its folder.")
+        tar.extract(member.replace(name="/".join(rest), linkname=link, deep=False), part, filter="data")
+    elif os.path.lexists(part):
+        raise UnsafePath("the archive holds more than one file or folder.")
+    elif member.isdir():
+        part.mkdir()
+    elif member.isreg() and (content := tar.extractfile(member)) is not None:
+        with content, part.open("xb") as file:
+            shutil.copyfileobj(content, file, CHUNK_BYTES)
+        part.chmod(member.mode & 0o755 | 0o600)
+    else:
+        raise UnsafePath(f"the archive holds {member.name!r}, which is neither a file nor a folder.")
+
+
+def _remove(part: Path) -> None:
+    if part.is_dir() and not part.is_symlink():
+        shutil.rmtree(part, ignore_errors=True)
+    else:
+        part.unlink(missing_ok=True)
