@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import asyncio
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from rollcage.sandbox.placement import HostLimits
+from rollcage.sandbox.errors import HostUnavailable, Overloaded, SandboxError, SandboxUnavailable
+from rollcage.sandbox.placement import DEFAULT_LIMITS, HostLimits, choose_host, obstacle
 from rollcage.sandbox.types import HostInfo, SandboxSpec
+
+NANO = 10**9
+"""CPU shares are added up in whole billionths, as Docker counts them: sums of floats would drift."""
+CLOSED = "The manager is closing: it takes no more creations."
 
 
 class Place:
@@ -16,25 +24,47 @@ class Place:
         spec: what the room is for.
     """
 
-    host: str
-    spec: SandboxSpec
+    def __init__(self, admission: Admission, host: str, spec: SandboxSpec) -> None:
+        self.host, self.spec = host, spec
+        self._admission = admission
+        self._is_starting = False
+        self._is_held = True
+        self._restart: asyncio.Future[None] | None = None
+
+    def _begin_start(self) -> None:
+        self._is_starting = True
+        self._admission._promised[self.host].num_starts += 1
+
+    def _begin_restart(self) -> None:
+        if self._restart is not None and not self._restart.done():
+            self._begin_start()
+            self._restart.set_result(None)
 
     def started(self) -> None:
         """Give back the start: the sandbox is ready, or its start has failed. Idempotent."""
-        raise NotImplementedError
+        if self._is_starting:
+            self._is_starting = False
+            self._admission._promised[self.host].num_starts -= 1
+            self._admission.wake()
 
     def release(self) -> None:
         """Give back all of it: the container is gone. Idempotent."""
-        raise NotImplementedError
+        if not self._is_held:
+            return
+        self._is_held = False
+        self._admission._promised[self.host].add(self.spec, -1)
+        if self._restart is not None and not self._restart.done():
+            self._restart.set_exception(SandboxUnavailable("It was removed while its new life waited for a start."))
+        self.started()
+        self._admission.wake()
 
 
 class Admission:
     """The queue of creations, and what is reserved on each host.
 
     Owners take turns, each one's creations in the order in which they came. What does not fit now lets others pass,
-    but only so many: then the hosts that it could use take nobody else until it has had its turn. Everything is
-    decided in the event loop's thread without a wait between the look and the promise, so nothing is ever
-    promised twice.
+    but only so many: then one host takes nobody else until it has had its turn. Everything is decided in the event
+    loop's thread without a wait between the look and the promise, so nothing is ever promised twice.
 
     Args:
         hosts: the hosts as they are now: name, condition, size, load. Their reservations are this class's business:
@@ -44,9 +74,14 @@ class Admission:
     """
 
     def __init__(
-        self, hosts: Callable[[], Sequence[HostInfo]], limits: HostLimits = HostLimits(), *, max_passes: int = 32
+        self, hosts: Callable[[], Sequence[HostInfo]], limits: HostLimits = DEFAULT_LIMITS, *, max_passes: int = 32
     ) -> None:
-        raise NotImplementedError
+        self._hosts, self._limits, self._max_passes = hosts, limits, max_passes
+        self._promised: defaultdict[str, _Promised] = defaultdict(_Promised)
+        self._queues: dict[str, deque[_Waiter]] = {}
+        self._turns: list[str] = []  # owners that wait, whose turn is next at the front
+        self._restarts: defaultdict[str, deque[Place]] = defaultdict(deque)
+        self._is_closed = False
 
     async def admit(
         self,
@@ -74,7 +109,28 @@ class Admission:
             Overloaded: no room by the deadline.
             HostUnavailable: by the deadline no host was open; or the queue was closed.
         """
-        raise NotImplementedError
+        self._check_open()
+        waiter = _Waiter(spec, prefer, only, asyncio.get_running_loop().create_future())
+        try:  # what can never be should not have to wait for its turn to hear so
+            self._choose(waiter, self._reserved_hosts())
+        except (Overloaded, HostUnavailable):
+            pass
+        if owner not in self._queues:
+            self._queues[owner] = deque()
+            self._turns.append(owner)
+        self._queues[owner].append(waiter)
+        is_taken = False
+        try:
+            self.wake()
+            async with asyncio.timeout_at(deadline):
+                place = await waiter.place
+            is_taken = True
+            return place
+        except TimeoutError:
+            raise waiter.reason from None
+        finally:
+            if not is_taken:
+                self._leave(owner, waiter)
 
     async def restart(self, place: Place, *, deadline: float) -> None:
         """Wait for a start on the host of a place that is held already (a new life); then `Place.started` it.
@@ -82,28 +138,182 @@ class Admission:
         New lives go before new sandboxes.
 
         Raises:
+            SandboxUnavailable: the place was released.
             Overloaded: no start was free by the deadline.
             HostUnavailable: the queue was closed.
         """
-        raise NotImplementedError
+        self._check_open()
+        if not place._is_held:
+            raise SandboxUnavailable("Its place has been released.")
+        if place._is_starting:
+            return
+        place._restart = start = asyncio.get_running_loop().create_future()
+        self._restarts[place.host].append(place)
+        self.wake()
+        is_taken = False
+        try:
+            async with asyncio.timeout_at(deadline):
+                await start
+            is_taken = True
+        except TimeoutError:
+            raise Overloaded(
+                f"Host {place.host!r} was starting {self._limits.max_starts} others all the time."
+            ) from None
+        finally:
+            place._restart = None
+            if place in self._restarts[place.host]:
+                self._restarts[place.host].remove(place)
+            if not is_taken:
+                place.started()
 
     def adopt(self, host: str, spec: SandboxSpec) -> Place:
         """Return the place of a sandbox that exists already; counts even where it is more than the limits allow."""
-        raise NotImplementedError
+        self._promised[host].add(spec, 1)
+        return Place(self, host, spec)
 
     def reserved(self, host: HostInfo) -> HostInfo:
         """Return ``host`` with its num_sandboxes, reserved_cpus and reserved_memory_bytes filled in."""
-        raise NotImplementedError
+        promised = self._promised[host.name]
+        return replace(
+            host,
+            num_sandboxes=promised.num_sandboxes,
+            reserved_cpus=promised.nano_cpus / NANO,
+            reserved_memory_bytes=promised.memory_bytes,
+        )
 
     def wake(self) -> None:
         """Look again: a host has opened, closed, appeared, gone or changed its size. Releases do this by themselves."""
-        raise NotImplementedError
+        for host, places in self._restarts.items():
+            while places and self._promised[host].num_starts < self._limits.max_starts:
+                places.popleft()._begin_restart()
+        if not self._turns:
+            return
+        hosts = self._reserved_hosts()
+        blocked: list[tuple[_Waiter, set[str]]] = []  # whom others may pass, and the hosts that could ever take them
+        kept: set[str] = set()
+        turn = 0
+        while turn < len(self._turns):
+            owner = self._turns[turn]
+            waiter = self._queues[owner][0]
+            try:
+                if waiter.place.done():  # cancelled; it has not come to leave yet
+                    self._pop(owner)
+                    continue
+                host = self._choose(waiter, hosts, kept)
+            except (Overloaded, HostUnavailable) as reason:
+                waiter.reason = reason
+                able = self._able(waiter, hosts)
+                if waiter.num_passes >= self._max_passes:
+                    waiter.keep_one(able, kept, hosts)
+                blocked.append((waiter, able))
+                turn += 1
+            except SandboxError as error:
+                waiter.place.set_exception(error)
+                self._pop(owner)
+            else:
+                self._pop(owner, to_back=True)
+                waiter.place.set_result(self._promise(host, waiter.spec))
+                hosts[host] = self.reserved(hosts[host])
+                for passed, able in blocked:
+                    passed.num_passes += host in able
 
     @property
     def num_waiting(self) -> int:
         """Creations in the queue."""
-        raise NotImplementedError
+        return sum(len(queue) for queue in self._queues.values())
 
     def close(self) -> None:
         """Let nobody in any more; those that wait get HostUnavailable. Idempotent."""
-        raise NotImplementedError
+        self._is_closed = True
+        starts = [place._restart for places in self._restarts.values() for place in places]
+        for waiting in [*starts, *(waiter.place for queue in self._queues.values() for waiter in queue)]:
+            if waiting is not None and not waiting.done():
+                waiting.set_exception(HostUnavailable(CLOSED))
+        self._queues.clear()
+        self._turns.clear()
+        self._restarts.clear()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise HostUnavailable(CLOSED)
+
+    def _reserved_hosts(self) -> dict[str, HostInfo]:
+        return {host.name: self.reserved(host) for host in self._hosts()}
+
+    def _choose(self, waiter: _Waiter, hosts: Mapping[str, HostInfo], kept: Collection[str] = ()) -> str:
+        starting = {host: self._promised[host].num_starts for host in hosts}
+        allowed = waiter.allowed(hosts)
+        return choose_host(waiter.spec, allowed, self._limits, num_starting=starting, prefer=waiter.prefer, kept=kept)
+
+    def _able(self, waiter: _Waiter, hosts: Mapping[str, HostInfo]) -> set[str]:
+        return {
+            host.name
+            for host in waiter.allowed(hosts)
+            if host.condition == "open" and host.num_cpus and not obstacle(waiter.spec, host, self._limits)
+        }
+
+    def _promise(self, host: str, spec: SandboxSpec) -> Place:
+        place = self.adopt(host, spec)
+        place._begin_start()
+        return place
+
+    def _pop(self, owner: str, *, to_back: bool = False) -> None:
+        queue = self._queues[owner]
+        queue.popleft()
+        if not queue:
+            del self._queues[owner]
+        if not queue or to_back:
+            self._turns.remove(owner)
+        if queue and to_back:
+            self._turns.append(owner)
+
+    def _leave(self, owner: str, waiter: _Waiter) -> None:
+        if waiter.place.done() and not waiter.place.cancelled() and waiter.place.exception() is None:
+            waiter.place.result().release()  # granted in the very moment in which it gave up
+        queue = self._queues.get(owner)
+        if queue and waiter in queue:
+            queue.remove(waiter)
+            if not queue:
+                del self._queues[owner]
+                self._turns.remove(owner)
+        self.wake()
+
+
+@dataclass(slots=True)
+class _Promised:
+    """What is promised on one host."""
+
+    num_sandboxes: int = 0
+    nano_cpus: int = 0
+    memory_bytes: int = 0
+    num_starts: int = 0
+
+    def add(self, spec: SandboxSpec, num: int) -> None:
+        self.num_sandboxes += num
+        self.nano_cpus += num * round(spec.cpus * NANO)
+        self.memory_bytes += num * spec.memory_bytes
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    """One creation in the queue."""
+
+    spec: SandboxSpec
+    prefer: Collection[str]
+    only: Collection[str]
+    place: asyncio.Future[Place]
+    reason: SandboxError = field(default_factory=lambda: Overloaded("Others of its owner were before it all the time."))
+    num_passes: int = 0
+    kept_host: str = ""
+
+    def allowed(self, hosts: Mapping[str, HostInfo]) -> list[HostInfo]:
+        return [host for host in hosts.values() if not self.only or host.name in self.only]
+
+    def keep_one(self, able: Collection[str], kept: set[str], hosts: Mapping[str, HostInfo]) -> None:
+        """Keep one host, always the same: if it changed, others could fill the one while the other empties."""
+        free = [host for host in able if host not in kept]
+        if self.kept_host not in free:
+            self.kept_host = min(
+                free, key=lambda host: (hosts[host].reserved_memory_bytes, hosts[host].num_sandboxes, host), default=""
+            )
+        kept.add(self.kept_host)

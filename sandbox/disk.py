@@ -50,7 +50,7 @@ class DiskGate:
             needed = self._mark_bytes * self._hysteresis
             raise DiskPressure(
                 f"Host {host!r} has {self._free_bytes / MIB:.0f} MiB of free disk: no new sandboxes below "
-                f"{self._mark_bytes / MIB:.0f} MiB, and then until {needed / MIB:.0f} MiB are free. Remove images or files."
+                f"{self._mark_bytes / MIB:.0f} MiB, and then until {needed / MIB:.0f} MiB are free. Make room."
             )
 
 
@@ -65,8 +65,8 @@ async def watch_disk(
 ) -> None:
     """Watch one host for ever: whoever wrote more than its limit is found within ``interval_s`` plus one call.
 
-    Nobody is asked while there are no limits. A call that fails is tried again at the next interval. An offender that is
-    still there at a later look, its stop having ended, is stopped again.
+    Nobody is asked while there are no limits. A call that fails is tried again at the next interval. An offender that
+    is still there at a later look, its stop having ended, is stopped again.
 
     Args:
         driver: of the host.

@@ -49,13 +49,17 @@ class HostLimits:
             )
 
 
+DEFAULT_LIMITS = HostLimits()
+
+
 def choose_host(
     spec: SandboxSpec,
     hosts: Iterable[HostInfo],
-    limits: HostLimits = HostLimits(),
+    limits: HostLimits = DEFAULT_LIMITS,
     *,
     num_starting: Mapping[str, int] | None = None,
     prefer: Collection[str] = (),
+    kept: Collection[str] = (),
 ) -> str:
     """Return the name of the host that takes ``spec``: one that holds its image, then the least loaded.
 
@@ -68,6 +72,7 @@ def choose_host(
         limits: what each of them may promise.
         num_starting: by host, sandboxes that are being started there.
         prefer: names of the hosts that hold its image.
+        kept: names of the hosts that are kept for others, who have waited longer.
 
     Raises:
         BadSpec: it would fit on none of the hosts even if they were empty and open.
@@ -84,16 +89,25 @@ def choose_host(
         raise BadSpec("Fits on no host, not even an empty one: " + _listed(never))
     ready = [host for host in able if host.condition == "open" and host.num_cpus]
     if not ready:
-        conditions = {host.name: "has not answered yet" if host.condition == "open" else host.condition for host in able}
+        conditions = {
+            host.name: "has not answered yet" if host.condition == "open" else host.condition for host in able
+        }
         if "full" in conditions.values():
             raise DiskPressure("Too little free disk for a new sandbox: " + _listed(conditions))
         raise HostUnavailable("No host takes new sandboxes: " + _listed(conditions))
     starting = num_starting or {}
-    short = {host.name: _shortage(spec, host, limits, starting.get(host.name, 0)) for host in ready}
+    short = {
+        host.name: "is kept for one that has waited longer"
+        if host.name in kept
+        else _shortage(spec, host, limits, starting.get(host.name, 0))
+        for host in ready
+    }
     free = [host for host in ready if not short[host.name]]
     if not free:
         raise Overloaded("No host has room: " + _listed(short))
-    best = min(free, key=lambda host: (host.name not in prefer, _load(spec, host, limits), host.num_sandboxes, host.name))
+    best = min(
+        free, key=lambda host: (host.name not in prefer, _load(spec, host, limits), host.num_sandboxes, host.name)
+    )
     return best.name
 
 
