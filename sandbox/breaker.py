@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
 
-from rollcage.sandbox.drivers.base import Driver
+from rollcage.sandbox.drivers.base import Container, Driver, HostEvent, HostStatus, Observed
+from rollcage.sandbox.errors import DaemonUnreachable, HostUnavailable, SandboxError
+from rollcage.sandbox.guest.base import Guest
+from rollcage.sandbox.types import SandboxSpec
 
 T = TypeVar("T")
+
+HEAVY = 10
+"""Calls that move much data, start or end something may take so many times as long as the others."""
 
 
 class Circuit(StrEnum):
@@ -27,15 +36,16 @@ class Breaker:
     """Watches the calls to one host's daemon.
 
     Failures are DaemonUnreachable, HostUnavailable, and calls that run into their deadline. Everything else that the
-    daemon says, such as ImageMissing, is an answer. A call that is cancelled says nothing.
+    daemon says, such as ImageMissing, is an answer. A call that is cancelled says nothing, unless it was slow already.
+    A call that began before the last change of state says nothing about the new one.
 
     Args:
         host: for messages.
         num_recent: so many last calls count.
         num_bad: it opens when so many of them failed or were slow.
         open_s: how long it stays open at first; doubled each time that the trial fails, jittered by a quarter.
-        max_open_s: longest of these.
-        on_change: called, in the event loop, with the new state.
+        max_open_s: longest of these, before the jitter.
+        on_change: called, in the event loop, with OPEN each time it opens, and with CLOSED when it closes.
         rng: for the jitter.
     """
 
@@ -50,17 +60,27 @@ class Breaker:
         on_change: Callable[[Circuit], None] | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        raise NotImplementedError
+        self._host = host
+        self._num_bad, self._open_s, self._max_open_s = num_bad, open_s, max_open_s
+        self._on_change, self._rng = on_change, rng or random.Random()
+        self._recent: deque[bool] = deque(maxlen=num_recent)  # whether each was bad
+        self._num_trips = 0  # since it was last closed
+        self._epoch = 0  # grows with each change between closed and open
+        self._retry_at = 0.0
+        self._trial: _Ticket | None = None
+        self._last_failure = ""
 
     @property
     def state(self) -> Circuit:
         """The state now: it becomes HALF_OPEN by the passing of time alone."""
-        raise NotImplementedError
+        if not self._num_trips:
+            return Circuit.CLOSED
+        return Circuit.OPEN if asyncio.get_running_loop().time() < self._retry_at else Circuit.HALF_OPEN
 
     @property
     def retry_at(self) -> float:
         """When the next trial may start, in the event loop's time; 0 where it is closed."""
-        raise NotImplementedError
+        return self._retry_at
 
     async def call(self, operation: Callable[[], Awaitable[T]], *, timeout_s: float, slow_s: float) -> T:
         """Run one call to the daemon, or refuse it.
@@ -68,19 +88,111 @@ class Breaker:
         Args:
             operation: makes the call; only called where it may pass.
             timeout_s: then it is cancelled.
-            slow_s: an answer that takes longer counts as bad.
+            slow_s: a call that has no answer by then counts as bad, at once, whatever comes of it.
 
         Raises:
             HostUnavailable: refused, or no answer within ``timeout_s``.
         """
-        raise NotImplementedError
+        ticket = self._admit()
+        slow = asyncio.get_running_loop().call_later(slow_s, self._judge, ticket, f"no answer after {slow_s:g} s")
+        try:
+            async with asyncio.timeout(timeout_s):
+                answer = await operation()
+        except (DaemonUnreachable, HostUnavailable) as error:
+            self._judge(ticket, str(error))
+            raise
+        except TimeoutError:
+            self._judge(ticket, f"no answer within {timeout_s:g} s")
+            raise HostUnavailable(f"Host {self._host!r}: no answer within {timeout_s:g} s.") from None
+        except SandboxError:
+            self._judge(ticket, "")
+            raise
+        else:
+            self._judge(ticket, "")
+            return answer
+        finally:
+            slow.cancel()
+            if self._trial is ticket:  # cancelled: the next call is the trial
+                self._trial = None
+
+    async def stream(self, operation: Callable[[], AsyncIterator[T]]) -> AsyncIterator[T]:
+        """Yield from a stream that has no end of its own, or refuse it; only its failure counts, and it is no trial.
+
+        Raises:
+            HostUnavailable: refused, for the breaker is not closed.
+        """
+        if self._num_trips:
+            raise self._refusal()
+        ticket = _Ticket(self._epoch)
+        stream = operation()
+        try:
+            async for item in stream:
+                yield item
+        except (DaemonUnreachable, HostUnavailable) as error:
+            self._judge(ticket, str(error))
+            raise
+        finally:
+            if isinstance(stream, AsyncGenerator):
+                await stream.aclose()
+
+    def _admit(self) -> _Ticket:
+        ticket = _Ticket(self._epoch)
+        if self.state is Circuit.HALF_OPEN and self._trial is None:
+            self._trial = ticket
+        elif self._num_trips:
+            raise self._refusal()
+        return ticket
+
+    def _refusal(self) -> HostUnavailable:
+        wait_s = max(0.0, self._retry_at - asyncio.get_running_loop().time())
+        return HostUnavailable(
+            f"Host {self._host!r} is quarantined, tried again in {wait_s:.1f} s. Last failure: {self._last_failure}"
+        )
+
+    def _judge(self, ticket: _Ticket, failure: str) -> None:
+        """Count a call, once; ``failure`` is "" for an answer in time."""
+        if ticket.is_judged:
+            return
+        ticket.is_judged = True
+        self._last_failure = failure or self._last_failure
+        if ticket is self._trial:
+            self._trial = None
+            if failure:
+                self._open()
+            else:
+                self._num_trips, self._retry_at = 0, 0.0
+                self._turn(Circuit.CLOSED)
+        elif ticket.epoch == self._epoch and not self._num_trips:
+            self._recent.append(bool(failure))
+            if sum(self._recent) >= self._num_bad:
+                self._open()
+
+    def _open(self) -> None:
+        self._num_trips += 1
+        pause_s = min(self._max_open_s, self._open_s * 2.0 ** min(self._num_trips - 1, 30))
+        self._retry_at = asyncio.get_running_loop().time() + pause_s * self._rng.uniform(0.75, 1.25)
+        self._turn(Circuit.OPEN)
+
+    def _turn(self, state: Circuit) -> None:
+        self._epoch += 1
+        self._recent.clear()
+        if self._on_change is not None:
+            self._on_change(state)
+
+
+@dataclass(slots=True, eq=False)
+class _Ticket:
+    """One call on its way."""
+
+    epoch: int
+    is_judged: bool = False
 
 
 def guarded(driver: Driver, breaker: Breaker, *, call_timeout_s: float = 60.0, slow_s: float = 5.0) -> Driver:
     """Return a driver whose every call goes through ``breaker``.
 
-    Calls that move much data or start something (create, commit, remove_image, written_bytes) get ten times both limits.
-    `Driver.events` is refused while the breaker is not closed; else only its failures count. `Driver.close` always passes.
+    Calls that move much data, or start or end something, get ten times both limits. `Driver.events` is refused while
+    the breaker is not closed; else only its failures count. `Driver.close` always passes.
 
     Args:
         driver: of the host.
@@ -88,4 +200,67 @@ def guarded(driver: Driver, breaker: Breaker, *, call_timeout_s: float = 60.0, s
         call_timeout_s: longest wait for an answer; the driver's own deadlines are shorter.
         slow_s: an answer that takes longer counts as bad.
     """
-    raise NotImplementedError
+    return _Guarded(driver, breaker, call_timeout_s, slow_s)
+
+
+class _Guarded:
+    """See `guarded`; the calls are the driver's."""
+
+    def __init__(self, driver: Driver, breaker: Breaker, call_timeout_s: float, slow_s: float) -> None:
+        self.endpoint = driver.endpoint
+        self._driver, self._breaker = driver, breaker
+        self._timeout_s, self._slow_s = call_timeout_s, slow_s
+
+    async def _light(self, operation: Callable[[], Awaitable[T]]) -> T:
+        return await self._breaker.call(operation, timeout_s=self._timeout_s, slow_s=self._slow_s)
+
+    async def _heavy(self, operation: Callable[[], Awaitable[T]]) -> T:
+        return await self._breaker.call(operation, timeout_s=HEAVY * self._timeout_s, slow_s=HEAVY * self._slow_s)
+
+    async def create(self, container: Container) -> None:
+        await self._heavy(lambda: self._driver.create(container))
+
+    async def connect(self, name: str, spec: SandboxSpec) -> Guest:
+        return await self._heavy(lambda: self._driver.connect(name, spec))
+
+    async def inspect(self, name: str) -> Observed | None:
+        return await self._light(lambda: self._driver.inspect(name))
+
+    async def list_containers(self, manager: str) -> list[Observed]:
+        return await self._light(lambda: self._driver.list_containers(manager))
+
+    def events(self, manager: str) -> AsyncIterator[HostEvent]:
+        return self._breaker.stream(lambda: self._driver.events(manager))
+
+    async def logs(self, name: str, *, num_lines: int) -> str:
+        return await self._light(lambda: self._driver.logs(name, num_lines=num_lines))
+
+    async def kill(self, name: str) -> None:
+        await self._heavy(lambda: self._driver.kill(name))
+
+    async def remove(self, name: str) -> None:
+        await self._heavy(lambda: self._driver.remove(name))
+
+    async def pause(self, name: str) -> None:
+        await self._light(lambda: self._driver.pause(name))
+
+    async def unpause(self, name: str) -> None:
+        await self._light(lambda: self._driver.unpause(name))
+
+    async def commit(self, name: str, image: str, labels: Mapping[str, str]) -> None:
+        await self._heavy(lambda: self._driver.commit(name, image, labels))
+
+    async def list_images(self, manager: str) -> list[str]:
+        return await self._light(lambda: self._driver.list_images(manager))
+
+    async def remove_image(self, image: str) -> None:
+        await self._heavy(lambda: self._driver.remove_image(image))
+
+    async def written_bytes(self, manager: str) -> Mapping[str, int]:
+        return await self._heavy(lambda: self._driver.written_bytes(manager))
+
+    async def status(self) -> HostStatus:
+        return await self._light(lambda: self._driver.status())
+
+    async def close(self) -> None:
+        await self._driver.close()
