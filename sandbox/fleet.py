@@ -1,0 +1,171 @@
+"""What the manager's rooms share: its hosts, its store, its sandboxes, who is told what happens, and its tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar
+
+from rollcage.sandbox.admission import Admission
+from rollcage.sandbox.box import Box
+from rollcage.sandbox.errors import HostUnavailable, SandboxNotFound
+from rollcage.sandbox.hosts import Host
+from rollcage.sandbox.meter import Meter
+from rollcage.sandbox.placement import HostLimits
+from rollcage.sandbox.store import DELETED, Row, Store
+from rollcage.sandbox.types import SandboxInfo, State
+
+T = TypeVar("T")
+INFO_FIELDS = {each.name for each in fields(SandboxInfo)}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How the manager works; the values suit a Docker host with some hundred sandboxes.
+
+    Attributes:
+        limits: what each host may promise.
+        reconcile_s: from one comparison of a host with the store to the next, jittered by a tenth.
+        sweep_s: from one look for ended leases to the next.
+        images_s: from one look for orphaned images to the next.
+        status_s: from one look at a host's load and disk to the next.
+        call_timeout_s: longest wait for a host's answer; ten times as long for creations and commits.
+        slow_s: an answer that takes longer speaks against a host; ten times as long for creations and commits.
+        connect_timeout_s: longest wait for the agent of a sandbox that runs already.
+        grace_s: so much after a call's own deadline it is given up.
+        backoff_s: pause before the second new life of a sandbox; doubled for each further one.
+        max_backoff_s: longest pause.
+        num_create_tries: a creation whose answer is lost is asked for again, under the same name.
+        max_snapshots_per_sandbox, max_snapshots: more are removed, the oldest first.
+        failed_ttl_s: a sandbox without lease that has failed is forgotten after so long.
+        num_hands: parallel removals, commits and reconnections per host.
+        close_s: longest wait for what is under way when the manager closes.
+    """
+
+    limits: HostLimits = field(default_factory=HostLimits)
+    reconcile_s: float = 3.0
+    sweep_s: float = 1.0
+    images_s: float = 60.0
+    status_s: float = 5.0
+    call_timeout_s: float = 20.0
+    slow_s: float = 5.0
+    connect_timeout_s: float = 10.0
+    grace_s: float = 10.0
+    backoff_s: float = 1.0
+    max_backoff_s: float = 30.0
+    num_create_tries: int = 3
+    max_snapshots_per_sandbox: int = 5
+    max_snapshots: int = 200
+    failed_ttl_s: float = 3600.0
+    num_hands: int = 8
+    close_s: float = 10.0
+
+
+class Fleet:
+    """All that the rooms share.
+
+    Args:
+        hosts: by name.
+        store: what must not be forgotten.
+        admission: who may create now, and what is promised.
+        meter: metrics.
+        settings: see `Settings`.
+        clock: seconds since the epoch.
+        rng: for jitter.
+
+    Attributes:
+        boxes: the sandboxes that are not deleted, by id. ``keys``: those that a key leads to.
+    """
+
+    def __init__(
+        self,
+        hosts: Mapping[str, Host],
+        store: Store,
+        admission: Admission,
+        meter: Meter,
+        settings: Settings,
+        clock: Callable[[], float],
+        rng: random.Random,
+    ) -> None:
+        self.hosts, self.store, self.admission, self.meter = hosts, store, admission, meter
+        self.settings, self.clock, self.rng = settings, clock, rng
+        self.boxes: dict[str, Box] = {}
+        self.keys: dict[str, Box] = {}
+        self._tasks: dict[asyncio.Task[Any], None] = {}
+
+    def add(self, row: Row, kind: str, told: Mapping[str, Any] | None = None) -> Box:
+        """Take in a sandbox; ``kind`` "" where the store knows it already."""
+        box = Box(row)
+        self.boxes[row.info.id] = box
+        if kind:
+            self.store.save(row, kind, told)
+        self._settle(box, None)
+        return box
+
+    def move(self, box: Box, kind: str, told: Mapping[str, Any] | None = None, **changes: Any) -> None:
+        """Change what a sandbox is, in the store and in memory, and tell the event ``kind`` ("" tells none).
+
+        Args:
+            box: whose.
+            kind: see `Event`.
+            told: details, besides the state and the generation.
+            changes: fields of `SandboxInfo` or of `Row`.
+        """
+        before = (box.info.host, box.info.state)
+        about = {name: value for name, value in changes.items() if name in INFO_FIELDS}
+        others = {name: value for name, value in changes.items() if name not in INFO_FIELDS}
+        row = replace(box.row, info=replace(box.info, **about), **others)
+        self.store.save(row, kind, {"state": row.info.state, "generation": row.info.generation, **(told or {})})
+        box.row = row
+        self._settle(box, before)
+
+    def box(self, sandbox_id: str) -> Box:
+        """Return a sandbox; raises SandboxNotFound."""
+        if sandbox_id not in self.boxes:
+            raise SandboxNotFound(f"there is no sandbox {sandbox_id!r} (or it has been deleted)")
+        return self.boxes[sandbox_id]
+
+    def host(self, box: Box) -> Host:
+        """Return a sandbox's host; raises HostUnavailable where this manager has no such host."""
+        if box.info.host not in self.hosts:
+            raise HostUnavailable(
+                f"sandbox {box.info.id} is on host {box.info.host!r}, which this manager does not have"
+            )
+        return self.hosts[box.info.host]
+
+    def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        """Run something in a task that ends with the manager at the latest."""
+        task = asyncio.create_task(work, name=name)
+        self._tasks[task] = None
+        task.add_done_callback(self._done)
+        return task
+
+    async def end_tasks(self) -> None:
+        """Cancel all tasks and wait for their end; those that clean up behind others get ``close_s``."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self.settings.close_s
+        while self._tasks:
+            late = loop.time() >= deadline
+            for task in list(self._tasks):
+                if late or not task.get_name().startswith("clean"):
+                    task.cancel()
+            await asyncio.wait(list(self._tasks), timeout=0.1)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.pop(task, None)
+        if not task.cancelled():
+            task.exception()  # whoever waits for it is told; nobody else need be
+
+    def _settle(self, box: Box, before: tuple[str, State] | None) -> None:
+        info = box.info
+        self.meter.moved(before, (info.host, info.state))
+        if info.key:
+            if info.state not in (State.FAILED, State.DELETED) and box.row.desired != DELETED:
+                self.keys.setdefault(info.key, box)
+            elif self.keys.get(info.key) is box:
+                del self.keys[info.key]
+        if info.state is State.DELETED:
+            self.boxes.pop(info.id, None)
+        box.tell_changed()

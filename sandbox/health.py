@@ -1,0 +1,93 @@
+"""Health: each sandbox is probed on its own schedule; K failures among the last N make it UNHEALTHY."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from rollcage.sandbox.box import LIVE, Box
+from rollcage.sandbox.errors import GuestLost, SandboxError
+from rollcage.sandbox.fleet import Fleet
+from rollcage.sandbox.lives import Lives
+from rollcage.sandbox.store import RUNNING
+from rollcage.sandbox.types import ExecRequest, RestartPolicy, State, Vitals
+
+
+class Health:
+    """Watches sandboxes.
+
+    An UNHEALTHY sandbox with restart policy "fail" stays as it is, such that its files can still be saved, and is READY
+    again once its probes succeed; with another policy it gets a new life.
+
+    Args:
+        fleet: what the rooms share.
+        lives: begins new ones.
+    """
+
+    def __init__(self, fleet: Fleet, lives: Lives) -> None:
+        self._fleet, self._lives = fleet, lives
+        self._watches: dict[str, asyncio.Task[None]] = {}
+
+    def watch(self, box: Box) -> None:
+        """Watch a sandbox from now on until its life ends; nothing where it is watched already."""
+        name = box.name
+        if name not in self._watches:
+            task = self._watches[name] = self._fleet.spawn(self._watch(box), f"probe {name}")
+            task.add_done_callback(lambda _: self._watches.pop(name, None))
+
+    async def _watch(self, box: Box) -> None:
+        generation, probe, rng = box.info.generation, box.info.spec.probe, self._fleet.rng
+        recent: deque[bool] = deque(maxlen=probe.num_recent)
+        num_oom_kills = 0
+        await asyncio.sleep(probe.interval_s * rng.random())  # those that begin together are not probed together
+        while box.info.generation == generation and box.info.state in LIVE:
+            if box.info.state is not State.STOPPED and box.row.desired == RUNNING:
+                begin_s = asyncio.get_running_loop().time()
+                vitals, why = await self._probe(box)
+                if box.info.generation != generation or box.info.state not in (State.READY, State.UNHEALTHY):
+                    continue
+                recent.append(vitals is not None)
+                self._fleet.meter.probed(asyncio.get_running_loop().time() - begin_s, vitals is not None)
+                if vitals is not None and vitals.num_oom_kills > num_oom_kills:
+                    self._fleet.meter.oom_killed(vitals.num_oom_kills - num_oom_kills)
+                    self._fleet.move(box, "oom", {"num_oom_kills": vitals.num_oom_kills})
+                    num_oom_kills = vitals.num_oom_kills
+                await self._judge(box, recent.count(False), why)
+            await asyncio.sleep(probe.interval_s * rng.uniform(0.9, 1.1))
+
+    async def _probe(self, box: Box) -> tuple[Vitals | None, str]:
+        """Return the vitals, or None and why it failed."""
+        probe = box.info.spec.probe
+        if (life := box.life) is None:
+            self._lives.suspect(box)
+            return None, "there is no connection to its inside"
+        try:
+            async with asyncio.timeout(probe.timeout_s):
+                vitals = await life.guest.ping(timeout_s=probe.timeout_s)
+                if probe.command:
+                    result = await life.guest.exec(ExecRequest(probe.command, timeout_s=probe.timeout_s))
+                    if not result.ok:
+                        return None, f"its probe command ended with exit code {result.exit_code}"
+                return vitals, ""
+        except GuestLost as error:
+            await asyncio.wait([self._lives.lost(box, life)])
+            return None, str(error)
+        except (SandboxError, TimeoutError) as error:
+            if box.info.state is State.UNHEALTHY and box.life is life:
+                self._lives.lost(box, life)  # perhaps only the agent hangs: a new connection brings a new one
+            return None, str(error) or f"it did not answer within {probe.timeout_s:g} s"
+
+    async def _judge(self, box: Box, num_failed: int, why: str) -> None:
+        spec, state = box.info.spec, box.info.state
+        if num_failed < spec.probe.num_failures:
+            if state is State.UNHEALTHY:
+                self._fleet.move(box, "healthy", state=State.READY, message="")
+            return
+        if state is State.READY:
+            message = f"{num_failed} of its last {spec.probe.num_recent} probes failed: {why}"
+            self._fleet.move(box, "unhealthy", {"message": message}, state=State.UNHEALTHY, message=message)
+        if spec.restart is not RestartPolicy.FAIL or box.row.pooled:
+            try:
+                await self._lives.condemn(box, box.info.generation, "unhealthy", box.info.message)
+            except SandboxError:
+                pass  # its host does not answer: the next probe comes here again

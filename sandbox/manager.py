@@ -1,0 +1,224 @@
+"""The manager: many sandboxes on a few Docker hosts, kept as they should be until their leases end."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+
+from rollcage.errors import RollcageError, UserError, did_you_mean
+from rollcage.recorder import NullRecorder, Recorder
+from rollcage.sandbox.admission import Admission
+from rollcage.sandbox.box import LIVE, Box
+from rollcage.sandbox.breaker import Breaker, guarded
+from rollcage.sandbox.creations import Creations
+from rollcage.sandbox.disk import watch_disk
+from rollcage.sandbox.drivers.base import Driver
+from rollcage.sandbox.errors import SandboxError
+from rollcage.sandbox.fleet import Fleet, Settings
+from rollcage.sandbox.handle import SandboxHandle
+from rollcage.sandbox.health import Health
+from rollcage.sandbox.hosts import Host
+from rollcage.sandbox.lives import Lives
+from rollcage.sandbox.meter import Meter
+from rollcage.sandbox.reconciler import Reconciler
+from rollcage.sandbox.rooms import Rooms
+from rollcage.sandbox.snapshots import Snapshots
+from rollcage.sandbox.starts import Starts
+from rollcage.sandbox.store import DELETED, Store
+from rollcage.sandbox.types import Event, HostInfo, SandboxInfo, SandboxSpec, Snapshot, State
+
+MAX_EVENTS = 1000
+
+
+class Manager:
+    """All sandboxes of one store; see `rollcage.sandbox.base.Sandboxes`. Use it with ``async with``, or `open` it.
+
+    Args:
+        hosts: drivers by the user's names for them; they belong to the manager, which closes them.
+        folder: of the store. One manager at a time; the next one takes over the sandboxes of the last one.
+        recorder: who is told the metrics.
+        clock: seconds since the epoch.
+        settings: how it works.
+        seed: of the jitter.
+
+    Raises:
+        UserError: another manager has the folder, or there are no hosts.
+
+    >>> import tempfile
+    >>> from rollcage.sandbox.drivers.fake import FakeDriver
+    >>> async def main(folder):
+    ...     async with Manager({"here": FakeDriver()}, folder) as manager:
+    ...         sandbox = await manager.create(SandboxSpec())
+    ...         return (await sandbox.exec("echo hello")).stdout
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     asyncio.run(main(folder))
+    b'hello\\n'
+    """
+
+    def __init__(
+        self,
+        hosts: Mapping[str, Driver],
+        folder: Path | str,
+        *,
+        recorder: Recorder | None = None,
+        clock: Callable[[], float] = time.time,
+        settings: Settings | None = None,
+        seed: int | None = None,
+    ) -> None:
+        if not hosts:
+            raise UserError("a manager needs at least one host: give it a Docker driver")
+        self.settings = settings or Settings()
+        self._rng = random.Random(seed)
+        self._meter = Meter(recorder or NullRecorder())
+        self._hosts = {name: self._host(name, driver) for name, driver in hosts.items()}
+        self._drivers = list(hosts.values())
+        self._clock = clock
+        self._state = "new"
+        self._store = Store(Path(folder), clock)
+
+    async def open(self) -> None:
+        """Take over what the last manager left, and begin to manage. Idempotent; once closed, it stays so."""
+        if self._state == "open":
+            return
+        if self._state == "closed":
+            raise RollcageError("the manager has been closed: make a new one")
+        admission = Admission(lambda: [host.info() for host in self._hosts.values()], self.settings.limits)
+        self._fleet = fleet = Fleet(
+            self._hosts, self._store, admission, self._meter, self.settings, self._clock, self._rng
+        )
+        starts, snapshots = Starts(fleet), Snapshots(fleet)
+        lives = Lives(fleet, starts)
+        self._rooms = Rooms(fleet, lives, Creations(fleet, lives), snapshots)
+        self._reconciler = Reconciler(fleet, lives, starts, snapshots)
+        lives.on_live = Health(fleet, lives).watch
+        self._state = "open"
+        for name in self._store.drained() & self._hosts.keys():
+            self._hosts[name].drained = True
+        await asyncio.gather(*(host.look() for host in self._hosts.values()))
+        admission.wake()
+        self._take_over()
+        self._reconciler.begin()
+        for host in self._hosts.values():
+            watching = watch_disk(host.driver, self._store.id, partial(self._disk_limits, host), self._stop_writer)
+            fleet.spawn(watching, f"disk of {host.name}")
+
+    async def __aenter__(self) -> Manager:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def create(
+        self, spec: SandboxSpec, *, key: str = "", owner: str = "", deadline_s: float = 120.0
+    ) -> SandboxHandle:
+        """See `rollcage.sandbox.base.Sandboxes`. A sandbox that has failed frees its key: the next one is new."""
+        box = await self._opened.creations.create(spec, key=key, owner=owner, deadline_s=deadline_s)
+        return SandboxHandle(self._rooms, box, box.info.generation)
+
+    async def attach(self, sandbox_id: str, *, generation: int = 0) -> SandboxHandle:
+        """See `rollcage.sandbox.base.Sandboxes`.
+
+        Args:
+            sandbox_id: whose.
+            generation: the life that the caller knows of, such that he is told of a later one; 0: the present one.
+        """
+        box = self._opened.fleet.box(sandbox_id)
+        return SandboxHandle(self._rooms, box, generation or box.info.generation)
+
+    async def list_sandboxes(self, *, owner: str | None = None) -> list[SandboxInfo]:
+        """See `rollcage.sandbox.base.Sandboxes`."""
+        infos = [box.info for box in self._opened.fleet.boxes.values() if not box.row.pooled]
+        return sorted((info for info in infos if owner in (None, info.owner)), key=lambda info: info.created_at)
+
+    async def hosts(self) -> list[HostInfo]:
+        """See `rollcage.sandbox.base.Sandboxes`."""
+        admission = self._opened.fleet.admission
+        return [admission.reserved(host.info()) for host in self._hosts.values()]
+
+    async def drain(self, host: str, *, on: bool = True) -> None:
+        """See `rollcage.sandbox.base.Sandboxes`. Kept over restarts. Raises UserError for an unknown host."""
+        if host not in self._hosts:
+            raise UserError(f"there is no host {host!r}.{did_you_mean(host, self._hosts)}")
+        self._store.drain(host, on)
+        self._hosts[host].drained = on
+        self._opened.fleet.admission.wake()
+
+    async def events(self, *, after: int = 0) -> list[Event]:
+        """See `rollcage.sandbox.base.Sandboxes`."""
+        return self._opened.fleet.store.events(after=after, limit=MAX_EVENTS)
+
+    async def snapshots(self) -> list[Snapshot]:
+        """See `rollcage.sandbox.base.Sandboxes`."""
+        return self._opened.fleet.store.snapshots()
+
+    async def reap(self) -> list[str]:
+        """See `rollcage.sandbox.base.Sandboxes`. Hosts that do not answer are left out."""
+        rooms = self._opened
+        reaped = await self._reconciler.sweep() + await rooms.snapshots.prune()
+        for host in self._hosts.values():
+            try:
+                reaped += await self._reconciler.look(host) + await rooms.snapshots.sweep(host)
+            except SandboxError:
+                continue
+        return reaped
+
+    def keep_warm(self, spec: SandboxSpec, num_sandboxes: int) -> None:
+        """Keep so many sandboxes like ``spec`` ready, for creations that ask for just such a one; 0 ends that."""
+        self._opened.creations.pool.set_target(spec, num_sandboxes)
+
+    async def close(self) -> None:
+        """See `rollcage.sandbox.base.Sandboxes`. The warm pool is emptied; creations under way are called off."""
+        was, self._state = self._state, "closed"
+        if was == "open":
+            rooms = self._rooms
+            rooms.fleet.admission.close()
+            await rooms.creations.pool.close(timeout_s=self.settings.close_s)
+            await rooms.fleet.end_tasks()
+            guests = [box.life.guest for box in rooms.fleet.boxes.values() if box.life is not None]
+            await asyncio.gather(*(guest.close() for guest in guests), return_exceptions=True)
+        if was != "closed":
+            await asyncio.gather(*(driver.close() for driver in self._drivers), return_exceptions=True)
+            self._store.close()
+
+    @property
+    def _opened(self) -> Rooms:
+        if self._state != "open":
+            raise RollcageError(f"the manager is {self._state}: use it inside  async with Manager(...) as manager")
+        return self._rooms
+
+    def _host(self, name: str, driver: Driver) -> Host:
+        breaker = Breaker(name, on_change=lambda state: self._meter.circuit(name, state), rng=self._rng)
+        settings = self.settings
+        behind = guarded(driver, breaker, call_timeout_s=settings.call_timeout_s, slow_s=settings.slow_s)
+        return Host(name, behind, breaker, num_hands=settings.num_hands)
+
+    def _take_over(self) -> None:
+        """Take in the store's sandboxes. One that was never ready is given up: nobody waits for it any more."""
+        fleet, pool = self._fleet, self._rooms.creations.pool
+        for row in self._store.rows():
+            box, state = fleet.add(row, ""), row.info.state
+            if state in (State.PENDING, State.STARTING):
+                message = "its manager ended before it was ready"
+                fleet.move(box, "deleted", {"reason": message}, state=State.DELETED, desired=DELETED, message=message)
+            elif state is not State.FAILED and row.info.host in self._hosts:
+                box.place = fleet.admission.adopt(row.info.host, row.info.spec)
+            if row.pooled and state is State.READY:
+                pool.adopt(row.info.spec, row.info.id)
+
+    def _disk_limits(self, host: Host) -> dict[str, int]:
+        boxes = (box for box in self._fleet.boxes.values() if box.info.host == host.name and box.info.state in LIVE)
+        return {box.name: box.info.spec.disk_bytes for box in boxes if box.info.spec.disk_bytes}
+
+    async def _stop_writer(self, container: str, reason: str) -> None:
+        box: Box | None = next((box for box in self._fleet.boxes.values() if box.name == container), None)
+        if box is not None:
+            self._store.tell(box.info.id, "disk", {"reason": reason})
+            await self._rooms.lives.condemn(box, box.info.generation, "disk", reason)

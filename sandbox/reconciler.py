@@ -1,0 +1,182 @@
+"""The reconciler: again and again it compares what should be with what each host has, and repairs every difference.
+
+It is level-triggered: events only make it look sooner, and whatever they miss, or an earlier manager left half done,
+the next look finds. It acts on a sandbox only after `Lives` has looked at its container once more under the sandbox's
+lock, since a list may be older than what has happened since.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable
+
+from rollcage.sandbox.box import LIVE, Box, container_name
+from rollcage.sandbox.drivers.base import LABEL_GENERATION, LABEL_RECORD, LABEL_SANDBOX, Observed
+from rollcage.sandbox.errors import SandboxError
+from rollcage.sandbox.fleet import Fleet
+from rollcage.sandbox.hosts import Host
+from rollcage.sandbox.lives import Lives
+from rollcage.sandbox.snapshots import Snapshots
+from rollcage.sandbox.starts import Starts
+from rollcage.sandbox.store import DELETED, PAUSED, RUNNING, Row
+from rollcage.sandbox.types import SandboxInfo, SandboxSpec, State
+
+EVENTS_PAUSE_S = 1.0
+"""Before a broken event stream is opened again."""
+
+
+class Reconciler:
+    """Watches hosts and leases.
+
+    Args:
+        fleet: what the rooms share.
+        lives, starts, snapshots: what it repairs with.
+    """
+
+    def __init__(self, fleet: Fleet, lives: Lives, starts: Starts, snapshots: Snapshots) -> None:
+        self._fleet, self._lives, self._starts, self._snapshots = fleet, lives, starts, snapshots
+
+    def begin(self) -> None:
+        """Watch from now on."""
+        for host in self._fleet.hosts.values():
+            self._fleet.spawn(self._look_for_ever(host), f"reconcile {host.name}")
+            self._fleet.spawn(self._listen_for_ever(host), f"events of {host.name}")
+            self._fleet.spawn(self._measure_for_ever(host), f"status of {host.name}")
+        self._fleet.spawn(self._sweep_for_ever(), "sweep")
+
+    async def look(self, host: Host) -> list[str]:
+        """Compare one host with the store and repair; returns the containers that had no right to live.
+
+        Raises:
+            HostUnavailable, DaemonUnreachable, DaemonForbidden: it does not answer.
+        """
+        leftovers = set(host.leftovers)
+        expected = leftovers | {box.name for box in self._fleet.boxes.values()}
+        seen = {each.name: each for each in await host.driver.list_containers(self._fleet.store.id)}
+        self._rebuild(host, seen.values())
+        orphans = [each.name for each in seen.values() if not self._has_right(host, each)]
+        gone = leftovers - seen.keys()
+        await asyncio.gather(*(self._remove(host, name, name in expected) for name in orphans))
+        for name in gone:
+            host.forget(name)
+        for box in list(self._fleet.boxes.values()):
+            if box.info.host == host.name:
+                self._check(box, seen.get(box.name))
+        return orphans
+
+    async def sweep(self) -> list[str]:
+        """Delete the sandboxes whose lease has ended; returns their ids."""
+        now = self._fleet.clock()
+        expired = [box for box in self._fleet.boxes.values() if 0 < box.info.expires_at <= now]
+        await asyncio.gather(*(self._lives.delete(box, "its lease has ended") for box in expired))
+        return [box.info.id for box in expired]
+
+    def _has_right(self, host: Host, seen: Observed) -> bool:
+        box = self._fleet.boxes.get(seen.labels.get(LABEL_SANDBOX, ""))
+        if box is None or box.info.state in (State.FAILED, State.DELETED) or box.info.host != host.name:
+            return False
+        former = container_name(box.info.id, box.info.generation - 1)
+        return seen.name in (box.name, former if box.info.state is State.RECOVERING else box.name)
+
+    async def _remove(self, host: Host, name: str, known: bool) -> None:
+        await self._starts.discard(host, name)
+        if not known:
+            self._fleet.meter.orphan("container")
+            self._fleet.store.tell("", "orphan", {"container": name, "host": host.name})
+
+    def _check(self, box: Box, seen: Observed | None) -> None:
+        state, desired = box.info.state, box.row.desired
+        if desired == DELETED and not box.lock.locked():
+            self._fleet.spawn(self._lives.delete(box, "its deletion goes on"), f"clean {box.info.id}")
+        elif state is State.RECOVERING:
+            self._lives.recover(box)
+        elif state in LIVE:
+            running = seen is not None and seen.status == "running"
+            as_wished = running if desired == RUNNING else seen is not None and seen.status == "paused"
+            settled = (state is State.STOPPED) == (desired == PAUSED)
+            if not as_wished or not settled or (box.life is None and desired == RUNNING):
+                self._lives.suspect(box)
+
+    def _rebuild(self, host: Host, seen: Iterable[Observed]) -> None:
+        """Take in the containers that the store never heard of: it was lost, and their labels say what they are."""
+        for each in seen:
+            sandbox_id = each.labels.get(LABEL_SANDBOX, "")
+            if sandbox_id in self._fleet.boxes:  # rebuilt just now from another life of it: the later one counts
+                self._replace_rebuilt(host, each)
+            elif each.status in ("running", "paused") and not self._fleet.store.knows(sandbox_id):
+                row = _row(host.name, each, self._fleet.clock())
+                if row is not None:
+                    box = self._fleet.add(row, "adopted", {"from": each.name})
+                    box.place = self._fleet.admission.adopt(host.name, row.info.spec)
+
+    def _replace_rebuilt(self, host: Host, seen: Observed) -> None:
+        box = self._fleet.boxes[seen.labels[LABEL_SANDBOX]]
+        generation = int(seen.labels.get(LABEL_GENERATION, "0"))
+        if generation > box.info.generation and seen.status in ("running", "paused") and box.info.host == host.name:
+            self._fleet.move(box, "adopted", {"from": seen.name}, generation=generation)
+
+    async def _look_for_ever(self, host: Host) -> None:
+        settings, loop = self._fleet.settings, asyncio.get_running_loop()
+        images_at_s = loop.time() + settings.images_s * self._fleet.rng.random()
+        while True:
+            try:
+                await self.look(host)
+                if loop.time() >= images_at_s:
+                    images_at_s = loop.time() + settings.images_s
+                    await self._snapshots.sweep(host)
+                    await self._snapshots.prune()
+            except SandboxError:
+                pass  # it does not answer: the next look may find it back
+            await asyncio.sleep(settings.reconcile_s * self._fleet.rng.uniform(0.9, 1.1))
+
+    async def _listen_for_ever(self, host: Host) -> None:
+        while True:
+            try:
+                async for event in host.driver.events(self._fleet.store.id):
+                    if event.kind in ("die", "oom", "pause", "unpause", "destroy"):
+                        self._suspect(event.container)
+            except SandboxError:
+                pass
+            await asyncio.sleep(EVENTS_PAUSE_S)
+
+    def _suspect(self, container: str) -> None:
+        parts = container.split("-")
+        box = self._fleet.boxes.get(parts[1]) if len(parts) == 3 else None
+        if box is not None and box.name == container and not box.lock.locked():
+            self._lives.suspect(box)
+
+    async def _measure_for_ever(self, host: Host) -> None:
+        while True:
+            await host.look()
+            self._fleet.admission.wake()
+            await asyncio.sleep(self._fleet.settings.status_s)
+
+    async def _sweep_for_ever(self) -> None:
+        while True:
+            await self.sweep()
+            await asyncio.sleep(self._fleet.settings.sweep_s)
+
+
+def _row(host: str, seen: Observed, now: float) -> Row | None:
+    """Return what a container's labels say of its sandbox; None where they say nothing."""
+    try:
+        record = json.loads(seen.labels[LABEL_RECORD])
+        spec = SandboxSpec.from_json(record["spec"])
+        info = SandboxInfo(
+            id=seen.labels[LABEL_SANDBOX],
+            key=record["key"],
+            owner=record["owner"],
+            spec=spec,
+            host=host,
+            state=State.STOPPED if seen.status == "paused" else State.READY,
+            generation=int(seen.labels[LABEL_GENERATION]),
+            created_at=float(record["created_at"]),
+            started_at=seen.started_at,
+            expires_at=now + spec.ttl_s if spec.ttl_s else 0.0,  # what was renewed nobody knows any more
+            ports=seen.ports,
+        )
+        desired = PAUSED if seen.status == "paused" else RUNNING
+        return Row(info, desired, image=record["image"], origin=record["origin"])
+    except (KeyError, ValueError, TypeError):
+        return None
