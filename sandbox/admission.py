@@ -1,66 +1,22 @@
-"""Who may create a sandbox now: one fair queue in front of all hosts, and the ledger of what is promised on them."""
+"""Who may create a sandbox now: one fair queue in front of all hosts."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 from rollcage.sandbox.errors import HostUnavailable, Overloaded, SandboxError, SandboxUnavailable
 from rollcage.sandbox.placement import DEFAULT_LIMITS, HostLimits, choose_host, obstacle
+from rollcage.sandbox.places import Ledger, Place
 from rollcage.sandbox.types import HostInfo, SandboxSpec
 
-NANO = 10**9
-"""CPU shares are added up in whole billionths, as Docker counts them: sums of floats would drift."""
 CLOSED = "The manager is closing: it takes no more creations."
 
 
-class Place:
-    """A promise of room on one host: its share of CPU and memory, and, until `started`, one of its starts.
-
-    Attributes:
-        host: its name.
-        spec: what the room is for.
-    """
-
-    def __init__(self, admission: Admission, host: str, spec: SandboxSpec) -> None:
-        self.host, self.spec = host, spec
-        self._admission = admission
-        self._is_starting = False
-        self._is_held = True
-        self._restart: asyncio.Future[None] | None = None
-
-    def _begin_start(self) -> None:
-        self._is_starting = True
-        self._admission._promised[self.host].num_starts += 1
-
-    def _begin_restart(self) -> None:
-        if self._restart is not None and not self._restart.done():
-            self._begin_start()
-            self._restart.set_result(None)
-
-    def started(self) -> None:
-        """Give back the start: the sandbox is ready, or its start has failed. Idempotent."""
-        if self._is_starting:
-            self._is_starting = False
-            self._admission._promised[self.host].num_starts -= 1
-            self._admission.wake()
-
-    def release(self) -> None:
-        """Give back all of it: the container is gone. Idempotent."""
-        if not self._is_held:
-            return
-        self._is_held = False
-        self._admission._promised[self.host].add(self.spec, -1)
-        if self._restart is not None and not self._restart.done():
-            self._restart.set_exception(SandboxUnavailable("It was removed while its new life waited for a start."))
-        self.started()
-        self._admission.wake()
-
-
 class Admission:
-    """The queue of creations, and what is reserved on each host.
+    """The queue of creations in front of all hosts; it alone makes promises on them.
 
     Owners take turns, each one's creations in the order in which they came. What does not fit now lets others pass,
     but only so many: then one host takes nobody else until it has had its turn. Everything is decided in the event
@@ -77,7 +33,7 @@ class Admission:
         self, hosts: Callable[[], Sequence[HostInfo]], limits: HostLimits = DEFAULT_LIMITS, *, max_passes: int = 32
     ) -> None:
         self._hosts, self._limits, self._max_passes = hosts, limits, max_passes
-        self._promised: defaultdict[str, _Promised] = defaultdict(_Promised)
+        self._ledger = Ledger(self.wake)
         self._queues: dict[str, deque[_Waiter]] = {}
         self._turns: list[str] = []  # owners that wait, whose turn is next at the front
         self._restarts: defaultdict[str, deque[Place]] = defaultdict(deque)
@@ -127,7 +83,7 @@ class Admission:
             is_taken = True
             return place
         except TimeoutError:
-            raise waiter.reason from None
+            raise self._why_not(waiter) from None
         finally:
             if not is_taken:
                 self._leave(owner, waiter)
@@ -143,11 +99,11 @@ class Admission:
             HostUnavailable: the queue was closed.
         """
         self._check_open()
-        if not place._is_held:
-            raise SandboxUnavailable("Its place has been released.")
-        if place._is_starting:
+        if not place.is_held:
+            raise SandboxUnavailable("its place has been released")
+        if place.is_starting:
             return
-        place._restart = start = asyncio.get_running_loop().create_future()
+        place.start = start = asyncio.get_running_loop().create_future()
         self._restarts[place.host].append(place)
         self.wake()
         is_taken = False
@@ -160,7 +116,7 @@ class Admission:
                 f"Host {place.host!r} was starting {self._limits.max_starts} others all the time."
             ) from None
         finally:
-            place._restart = None
+            place.start = None
             if place in self._restarts[place.host]:
                 self._restarts[place.host].remove(place)
             if not is_taken:
@@ -168,24 +124,20 @@ class Admission:
 
     def adopt(self, host: str, spec: SandboxSpec) -> Place:
         """Return the place of a sandbox that exists already; counts even where it is more than the limits allow."""
-        self._promised[host].add(spec, 1)
-        return Place(self, host, spec)
+        return Place(self._ledger, host, spec)
 
     def reserved(self, host: HostInfo) -> HostInfo:
         """Return ``host`` with its num_sandboxes, reserved_cpus and reserved_memory_bytes filled in."""
-        promised = self._promised[host.name]
-        return replace(
-            host,
-            num_sandboxes=promised.num_sandboxes,
-            reserved_cpus=promised.nano_cpus / NANO,
-            reserved_memory_bytes=promised.memory_bytes,
-        )
+        return self._ledger.filled(host)
 
     def wake(self) -> None:
         """Look again: a host has opened, closed, appeared, gone or changed its size. Releases do this by themselves."""
         for host, places in self._restarts.items():
-            while places and self._promised[host].num_starts < self._limits.max_starts:
-                places.popleft()._begin_restart()
+            while places and self._ledger.num_starts(host) < self._limits.max_starts:
+                place = places.popleft()
+                if place.start is not None and not place.start.done():
+                    place.begin_start()
+                    place.start.set_result(None)
         if not self._turns:
             return
         hosts = self._reserved_hosts()
@@ -200,8 +152,7 @@ class Admission:
                     self._pop(owner)
                     continue
                 host = self._choose(waiter, hosts, kept)
-            except (Overloaded, HostUnavailable) as reason:
-                waiter.reason = reason
+            except (Overloaded, HostUnavailable):
                 able = self._able(waiter, hosts)
                 if waiter.num_passes >= self._max_passes:
                     waiter.keep_one(able, kept, hosts)
@@ -225,7 +176,7 @@ class Admission:
     def close(self) -> None:
         """Let nobody in any more; those that wait get HostUnavailable. Idempotent."""
         self._is_closed = True
-        starts = [place._restart for places in self._restarts.values() for place in places]
+        starts = [place.start for places in self._restarts.values() for place in places]
         for waiting in [*starts, *(waiter.place for queue in self._queues.values() for waiter in queue)]:
             if waiting is not None and not waiting.done():
                 waiting.set_exception(HostUnavailable(CLOSED))
@@ -241,9 +192,16 @@ class Admission:
         return {host.name: self.reserved(host) for host in self._hosts()}
 
     def _choose(self, waiter: _Waiter, hosts: Mapping[str, HostInfo], kept: Collection[str] = ()) -> str:
-        starting = {host: self._promised[host].num_starts for host in hosts}
+        starting = {host: self._ledger.num_starts(host) for host in hosts}
         allowed = waiter.allowed(hosts)
         return choose_host(waiter.spec, allowed, self._limits, num_starting=starting, prefer=waiter.prefer, kept=kept)
+
+    def _why_not(self, waiter: _Waiter) -> SandboxError:
+        try:
+            self._choose(waiter, self._reserved_hosts())
+        except SandboxError as reason:
+            return reason
+        return Overloaded("Its turn did not come: others that wait were before it.")
 
     def _able(self, waiter: _Waiter, hosts: Mapping[str, HostInfo]) -> set[str]:
         return {
@@ -254,7 +212,7 @@ class Admission:
 
     def _promise(self, host: str, spec: SandboxSpec) -> Place:
         place = self.adopt(host, spec)
-        place._begin_start()
+        place.begin_start()
         return place
 
     def _pop(self, owner: str, *, to_back: bool = False) -> None:
@@ -279,21 +237,6 @@ class Admission:
         self.wake()
 
 
-@dataclass(slots=True)
-class _Promised:
-    """What is promised on one host."""
-
-    num_sandboxes: int = 0
-    nano_cpus: int = 0
-    memory_bytes: int = 0
-    num_starts: int = 0
-
-    def add(self, spec: SandboxSpec, num: int) -> None:
-        self.num_sandboxes += num
-        self.nano_cpus += num * round(spec.cpus * NANO)
-        self.memory_bytes += num * spec.memory_bytes
-
-
 @dataclass(slots=True, eq=False)
 class _Waiter:
     """One creation in the queue."""
@@ -302,7 +245,6 @@ class _Waiter:
     prefer: Collection[str]
     only: Collection[str]
     place: asyncio.Future[Place]
-    reason: SandboxError = field(default_factory=lambda: Overloaded("Others of its owner were before it all the time."))
     num_passes: int = 0
     kept_host: str = ""
 
