@@ -1,4 +1,4 @@
-"""Files as tar streams, both ways, in bounded memory: `pack` reads them from this machine, `unpack` writes them to it."""
+"""Files as tar streams, in bounded memory: `pack` reads them from this machine, `unpack` writes them to it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import shutil
 import stat
 import tarfile
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -20,16 +19,16 @@ from rollcage.sandbox.types import MIB
 CHUNK_BYTES = MIB
 
 
-def split_target(target: str) -> tuple[str, str]:
-    """Return folder and name of a path in a sandbox; raises NoSuchPath where it names no file.
+def split_target(target: str, workdir: str) -> tuple[str, str]:
+    """Return folder and name of a path in a sandbox; raises UnsafePath where it names no file.
 
-    >>> split_target("/work/a/b.txt"), split_target("b.txt")
-    (('/work/a', 'b.txt'), ('.', 'b.txt'))
+    >>> split_target("/work/a/b.txt", "/work"), split_target("b.txt", "/work"), split_target("/b/", "/work")
+    (('/work/a', 'b.txt'), ('/work', 'b.txt'), ('/', 'b'))
     """
-    path = PurePosixPath(target)
-    if path.name in ("", "..") or "\0" in target:
-        raise NoSuchPath(f"{target!r} is no path of a file or folder.")
-    return str(path.parent), path.name
+    folder, _, name = target.rstrip("/").rpartition("/")
+    if name in ("", ".", "..") or "\0" in target:
+        raise UnsafePath(f"{target!r} names no file or folder to write.")
+    return folder or ("/" if target.startswith("/") else workdir), name
 
 
 async def pack(source: Path | bytes, name: str) -> AsyncIterator[bytes]:
@@ -48,7 +47,7 @@ async def pack(source: Path | bytes, name: str) -> AsyncIterator[bytes]:
         chunks.close()
 
 
-def _members(source: Path | bytes, name: str) -> Iterator[bytes]:
+def _members(source: Path | bytes, name: str) -> Generator[bytes, None, None]:
     if isinstance(source, bytes):
         member = tarfile.TarInfo(name)
         member.size, member.mode = len(source), 0o644
@@ -191,8 +190,8 @@ def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, part: Path) -> None:
         raise UnsafePath(f"the archive holds {member.name!r}, which leads out of its folder.")
     if rest:
         link = "/".join(PurePosixPath(member.linkname).parts[1:]) if member.islnk() else member.linkname
-        if not part.is_dir() or part.is_symlink():
-            raise UnsafePath(f"the archive holds {member.name!r} before its folder.")
+        if not part.is_dir():
+            part.mkdir()  # FileExistsError: the top member was a file
         tar.extract(member.replace(name="/".join(rest), linkname=link, deep=False), part, filter="data")
     elif os.path.lexists(part):
         raise UnsafePath("the archive holds more than one file or folder.")

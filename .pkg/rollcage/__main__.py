@@ -17,6 +17,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "eval": ("rollcage.trainer.cli", "evaluate a policy on an environment"),
     "train": ("rollcage.trainer.cli", "train a language model with asynchronous reinforcement learning"),
     "replay": ("rollcage.trainer.cli", "re-run recorded trajectories and show the first difference"),
+    "sandbox": (
+        "rollcage.sandbox.cli",
+        "commands in sandboxes, one Docker container each; their service, images and doctor",
+    ),
     "bench": ("rollcage.benchmarks.cli", "run a benchmark suite or a speed measurement"),
 }
 
@@ -28,6 +32,7 @@ examples:
   rollcage envs
   rollcage eval rollcage/Countdown-v0 --policy expert --num-tasks 100
   rollcage train countdown-small
+  rollcage sandbox run rollcage-base 'echo hello'
   rollcage COMMAND --help
 """
 

@@ -1,0 +1,1 @@
+"""The commands ``rollcage sandbox ...``, one file for those that belong together."""

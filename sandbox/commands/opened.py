@@ -1,0 +1,100 @@
+"""What the commands share: which sandboxes they work on, and what they say while something takes long."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rollcage.sandbox.address import default_folder
+from rollcage.sandbox.sync import SyncSandboxes
+
+PATIENCE_S = 1.5
+"""What takes longer is told."""
+
+
+def add_place(parser: argparse.ArgumentParser) -> None:
+    """Add ``--folder`` and ``--endpoint``; `opened` reads what was given."""
+    parser.add_argument(
+        "--folder", type=Path, help=f"the manager's state; default: $ROLLCAGE_SANDBOX, else {default_folder()}"
+    )
+    parser.add_argument(
+        "--endpoint",
+        action="append",
+        default=[],
+        metavar="[NAME=]URL",
+        help="Docker daemon of a manager in this process: unix:///PATH, tcp://HOST:PORT, ssh://USER@HOST; repeatable. "
+        "'process:' has no containers and no isolation: trusted code only. Default: $DOCKER_HOST, else this machine's",
+    )
+
+
+@contextmanager
+def opened(args: argparse.Namespace) -> Iterator[SyncSandboxes]:
+    """Lend the sandboxes that the arguments name."""
+    with patience("looking for the sandboxes"):
+        sandboxes = SyncSandboxes(folder=args.folder, endpoints=tuple(args.endpoint))
+    with sandboxes:
+        yield sandboxes
+
+
+@contextmanager
+def patience(what: str) -> Iterator[None]:
+    """Say on standard error that something goes on, where it takes long."""
+    ended, begin_s = threading.Event(), time.monotonic()
+
+    def tell() -> None:
+        wait_s = PATIENCE_S
+        while not ended.wait(wait_s):
+            say(f"{what} ({time.monotonic() - begin_s:.0f} s)")
+            wait_s = 10.0
+
+    telling = threading.Thread(target=tell, daemon=True)
+    telling.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        telling.join()
+
+
+def say(line: str) -> None:
+    """Write a line on standard error."""
+    sys.stderr.write(printable(line) + "\n")
+    sys.stderr.flush()
+
+
+def show(line: str) -> None:
+    """Write a line on standard output."""
+    sys.stdout.write(printable(line) + "\n")
+
+
+def show_json(value: Any) -> None:
+    """Write one JSON document on standard output, in one line."""
+    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.flush()
+
+
+def printable(text: str) -> str:
+    r"""Return text that cannot command a terminal.
+
+    >>> printable("a\x1b[2Jb")
+    'a\\x1b[2Jb'
+    """
+    return "".join(it if it.isprintable() else it.encode("unicode_escape").decode() for it in text)
+
+
+def table(heads: list[str], rows: list[list[str]]) -> str:
+    """Return a table as text.
+
+    >>> table(["ID", "STATE"], [["a1", "READY"]])
+    'ID  STATE\\na1  READY\\n'
+    """
+    lines = [heads, *([printable(cell) for cell in row] for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
+    return "".join("  ".join(f"{c:{w}}" for c, w in zip(line, widths, strict=True)).rstrip() + "\n" for line in lines)

@@ -1,0 +1,56 @@
+"""``rollcage sandbox rm`` and ``reap``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rollcage.command import CommandParser
+from rollcage.errors import RollcageError
+from rollcage.sandbox.commands.opened import add_place, opened, patience, say, show, show_json
+
+
+def run_rm(argv: Sequence[str]) -> int:
+    """Delete sandboxes; exit code 1 where one could not be deleted."""
+    parser = CommandParser(
+        "rollcage sandbox rm",
+        "Delete sandboxes, and print the ids of those that are gone.",
+        "rollcage sandbox rm ID ID\nrollcage sandbox rm --all --owner alice",
+    )
+    add_place(parser)
+    parser.add_argument("--all", action="store_true", help="all of them")
+    parser.add_argument("--owner", help="with --all: only this one's")
+    parser.add_argument("ids", nargs="*", metavar="ID")
+    args = parser.parse_args(argv)
+    if bool(args.ids) == args.all or (args.owner is not None and not args.all):
+        parser.error("name the sandboxes, or say --all (--owner goes with it).")
+    num_failed = 0
+    with opened(args) as sandboxes:
+        ids = args.ids or [info.id for info in sandboxes.list_sandboxes(owner=args.owner)]
+        for sandbox_id in ids:
+            try:
+                with patience(f"deleting {sandbox_id}"):
+                    sandboxes.attach(sandbox_id).delete()
+                show(sandbox_id)
+            except RollcageError as error:
+                num_failed += 1
+                say(f"rollcage sandbox rm: {error}")
+    return 1 if num_failed else 0
+
+
+def run_reap(argv: Sequence[str]) -> int:
+    """Remove what has no right to live."""
+    parser = CommandParser(
+        "rollcage sandbox reap",
+        "Remove now what has no right to live: expired sandboxes, orphaned containers and images. Prints their names.",
+        "rollcage sandbox reap\nrollcage sandbox reap --json",
+    )
+    add_place(parser)
+    parser.add_argument("--json", action="store_true", help="one JSON list on stdout")
+    args = parser.parse_args(argv)
+    with opened(args) as sandboxes, patience("looking through the hosts"):
+        names = sandboxes.reap()
+    if args.json:
+        show_json(names)
+    for name in [] if args.json else names:
+        show(name)
+    return 0

@@ -1,0 +1,191 @@
+"""The client's HTTP: deadlines, retries of what may be repeated, and errors as what they were in the service."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from rollcage.errors import require
+from rollcage.sandbox.address import ServiceAddress, read_address
+from rollcage.sandbox.errors import BadSpec, DeadlineExceeded, ServiceUnreachable, Unauthorized
+from rollcage.sandbox.wire import Json, error_from_json
+
+require("aiohttp", "sandbox")
+import aiohttp  # noqa: E402
+from yarl import URL  # noqa: E402
+
+RETRY_DELAYS_S = (0.1, 0.4)
+
+
+class Connection:
+    """HTTP to one service.
+
+    Args:
+        service: where it is.
+        again: asked where it does not answer or refuses the token: where it is now (it may have been started anew).
+    """
+
+    def __init__(self, service: ServiceAddress, again: Callable[[], ServiceAddress | None] = lambda: None) -> None:
+        scheme, _, rest = service.address.partition("://")
+        if scheme not in ("http", "unix") or not rest:
+            raise BadSpec(f"service address {service.address!r}: write http://HOST:PORT or unix:///PATH.")
+        self._service, self._again = service, again
+        self._http: aiohttp.ClientSession | None = None
+        self._is_closed = False
+
+    @property
+    def address(self) -> str:
+        """Where the service is."""
+        return self._service.address
+
+    async def ask(
+        self,
+        method: str,
+        *path: str,
+        limit_s: float,
+        query: Mapping[str, Any] | None = None,
+        body: Json | None = None,
+        repeat: bool = False,
+    ) -> Any:
+        """Return the JSON of an answer; see `open`."""
+        async with self.open(method, *path, limit_s=limit_s, query=query, body=body, repeat=repeat) as response:
+            return await response.json()
+
+    @asynccontextmanager
+    async def open(
+        self,
+        method: str,
+        *path: str,
+        limit_s: float,
+        query: Mapping[str, Any] | None = None,
+        body: Json | None = None,
+        data: AsyncIterator[bytes] | None = None,
+        repeat: bool = False,
+        at_leisure: bool = False,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Lend the answer to a request; leaving before its end breaks it off.
+
+        Args:
+            method, path, query: of the request; each part of the path is quoted.
+            limit_s: for all of it.
+            at_leisure: the answer is read at the caller's leisure: ``limit_s`` is for each wait for its next piece.
+            body: JSON that is sent.
+            data: bytes that are sent, streamed.
+            repeat: it may be sent again where nobody knows whether it arrived.
+
+        Raises:
+            SandboxError: the one that the service raised.
+            ServiceUnreachable, Unauthorized, DeadlineExceeded: it raised none.
+        """
+        loop = asyncio.get_running_loop()
+        ends_at_s = loop.time() + limit_s
+        url = "/v1/" + "/".join(_quoted(part) for part in path) + (f"?{urlencode(query)}" if query else "")
+        delays_s = list(RETRY_DELAYS_S)
+        while True:
+            try:
+                sent = self._send(method, url, body, data, _timeout(ends_at_s - loop.time(), at_leisure))
+                async with await sent as response:
+                    if response.status == 401 and data is None and await self._is_elsewhere():
+                        continue
+                    await _raise_error(response, self.address)
+                    try:
+                        yield response
+                        return
+                    except (aiohttp.ClientError, ConnectionError) as error:
+                        raise ServiceUnreachable(f"the service at {self.address} went away midway: {error}.") from None
+            except TimeoutError:
+                raise DeadlineExceeded(f"the service at {self.address} did not answer within {limit_s:g} s.") from None
+            except (aiohttp.ClientError, ConnectionError) as error:
+                may_repeat = data is None and (repeat or isinstance(error, aiohttp.ClientConnectorError))
+                if not may_repeat or not delays_s:
+                    told = f"no sandbox service answers at {self.address} ({_reason(error)})"
+                    raise ServiceUnreachable(f"{told}: start one with  rollcage sandbox serve.") from None
+                await asyncio.sleep(delays_s.pop(0))
+                await self._is_elsewhere()
+
+    async def close(self) -> None:
+        """Close all connections; idempotent."""
+        self._is_closed = True
+        if self._http is not None:
+            await self._http.close()
+
+    async def _send(
+        self,
+        method: str,
+        url: str,
+        body: Json | None,
+        data: AsyncIterator[bytes] | None,
+        timeout: aiohttp.ClientTimeout,
+    ) -> aiohttp.ClientResponse:
+        if self._is_closed:
+            raise ServiceUnreachable("this client is closed.")
+        scheme, _, rest = self._service.address.partition("://")
+        if self._http is None or self._http.closed:
+            connector = aiohttp.UnixConnector(rest, limit=0) if scheme == "unix" else aiohttp.TCPConnector(limit=0)
+            self._http = aiohttp.ClientSession(connector=connector, trust_env=False)
+        headers = {"Authorization": f"Bearer {self._service.token}"}
+        sent: bytes | AsyncIterator[bytes] | None = data
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+            sent = json.dumps(body).encode()
+        return await self._http.request(
+            method,
+            URL(("http://sandbox" if scheme == "unix" else self._service.address) + url, encoded=True),
+            data=sent,
+            headers=headers,
+            timeout=timeout,
+            allow_redirects=False,
+        )
+
+    async def _is_elsewhere(self) -> bool:
+        """Look where the service is now; returns whether that is news."""
+        found = self._again()
+        if found is None or found == self._service:
+            return False
+        self._service, stale, self._http = found, self._http, None
+        if stale is not None:
+            await stale.close()
+        return True
+
+
+def follow(folder: Path) -> Callable[[], ServiceAddress | None]:
+    """Return what finds the service of a folder anew."""
+    return lambda: read_address(folder)
+
+
+def _timeout(limit_s: float, at_leisure: bool) -> aiohttp.ClientTimeout:
+    limit_s = max(limit_s, 1e-3)
+    if at_leisure:
+        return aiohttp.ClientTimeout(sock_connect=limit_s, sock_read=limit_s)
+    return aiohttp.ClientTimeout(total=limit_s)
+
+
+async def _raise_error(response: aiohttp.ClientResponse, address: str) -> None:
+    if response.status < 400:
+        return
+    try:
+        told = (await response.json(content_type=None))["error"]
+        error = error_from_json(told)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise ServiceUnreachable(
+            f"{address} answered {response.status} {response.reason}: it is no sandbox service."
+        ) from None
+    if isinstance(error, Unauthorized):
+        raise Unauthorized(f"the service at {address} refused the token.")
+    raise error
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return str(error.os_error.strerror or error.os_error)
+    return str(error) or type(error).__name__
+
+
+def _quoted(part: str) -> str:
+    quoted = quote(part, safe="", errors="replace")
+    return quoted.replace(".", "%2E") if part in (".", "..") else quoted

@@ -1,0 +1,1 @@
+"""The sandbox service: the manager over HTTP, for other processes, hosts and languages."""
