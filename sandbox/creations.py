@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
 
 from rollcage.sandbox.box import Box
 from rollcage.sandbox.errors import (
@@ -158,17 +159,10 @@ class Creations:
 
     async def _start(self, box: Box, deadline: float, only: Collection[str]) -> None:
         try:
-            async with asyncio.timeout_at(deadline) as limit:
-                await self._start_somewhere(box, deadline, only)
+            await self._start_somewhere(box, deadline, only)
         except SandboxError as error:
             self._fail(box, str(error), getattr(error, "log_tail", ""))
             raise
-        except TimeoutError:
-            late = StartTimeout(f"sandbox {box.info.id} was not ready by the deadline of its creation")
-            self._fail(box, str(late), "")
-            if not limit.expired():
-                raise
-            raise late from None
         except asyncio.CancelledError:
             self._fail(box, "its creation was called off", "")
             raise
@@ -184,7 +178,7 @@ class Creations:
             host, box.place = self._fleet.hosts[place.host], place
             self._fleet.meter.created("queue", asyncio.get_running_loop().time() - begin_s)
             try:
-                async with box.lock:
+                async with _within(deadline, box), box.lock:
                     if box.row.desired == DELETED:
                         raise SandboxUnavailable(f"sandbox {box.info.id} was deleted", state=State.DELETED)
                     self._fleet.move(box, "starting", {"host": host.name}, host=host.name, state=State.STARTING)
@@ -224,3 +218,12 @@ class Creations:
         told = {"message": message, "log_tail": log_tail[-1000:]}
         outcome = {"message": message, "log_tail": log_tail, "expires_at": expires_at}
         self._fleet.move(box, "failed", told, state=State.FAILED, **outcome)
+
+
+@asynccontextmanager
+async def _within(deadline: float, box: Box) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout_at(deadline):
+            yield
+    except TimeoutError:
+        raise StartTimeout(f"sandbox {box.info.id} was not ready by the deadline of its creation") from None

@@ -41,6 +41,7 @@ class Settings:
         max_snapshots_per_sandbox, max_snapshots: more are removed, the oldest first.
         failed_ttl_s: a sandbox without lease that has failed is forgotten after so long.
         num_hands: parallel removals, commits and reconnections per host.
+        open_s: longest wait for the hosts' first answers when the manager opens.
         close_s: longest wait for what is under way when the manager closes.
     """
 
@@ -60,6 +61,7 @@ class Settings:
     max_snapshots: int = 200
     failed_ttl_s: float = 3600.0
     num_hands: int = 8
+    open_s: float = 5.0
     close_s: float = 10.0
 
 

@@ -99,7 +99,8 @@ class Manager:
         self._state = "open"
         for name in self._store.drained() & self._hosts.keys():
             self._hosts[name].drained = True
-        await asyncio.gather(*(host.look() for host in self._hosts.values()))
+        looks = [fleet.spawn(host.look(), f"first look at {host.name}") for host in self._hosts.values()]
+        await asyncio.wait(looks, timeout=self.settings.open_s)  # one that does not answer holds up nobody
         admission.wake()
         self._take_over()
         self._reconciler.begin()

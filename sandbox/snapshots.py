@@ -40,7 +40,11 @@ class Snapshots:
             try:
                 async with host.hands:
                     await host.driver.commit(box.name, image, labels)
-                snapshot = Snapshot(snapshot_id, box.info.id, image, host.name, fleet.clock())
+                times = [each.time for each in fleet.store.snapshots()]
+                time = max(
+                    [fleet.clock(), *(last + 1e-6 for last in times[-1:])]
+                )  # no two at once: the last is the last
+                snapshot = Snapshot(snapshot_id, box.info.id, image, host.name, time)
                 fleet.store.add_snapshot(snapshot)
             finally:
                 self._being_made.discard(image)

@@ -28,7 +28,7 @@ SCHEMA = """
 CREATE TABLE IF NOT EXISTS sandboxes (
     id TEXT PRIMARY KEY, state TEXT NOT NULL, desired TEXT NOT NULL, generation INTEGER NOT NULL, host TEXT NOT NULL,
     expires_at REAL NOT NULL, created_at REAL NOT NULL, record TEXT NOT NULL);
-CREATE INDEX IF NOT EXISTS live ON sandboxes (created_at) WHERE state != 'DELETED';
+CREATE INDEX IF NOT EXISTS live ON sandboxes (id) WHERE state != 'DELETED';
 CREATE TABLE IF NOT EXISTS events (
     number INTEGER PRIMARY KEY AUTOINCREMENT, time REAL NOT NULL, sandbox_id TEXT NOT NULL, kind TEXT NOT NULL,
     data TEXT NOT NULL);
@@ -36,6 +36,12 @@ CREATE INDEX IF NOT EXISTS history ON events (sandbox_id, number);
 CREATE TABLE IF NOT EXISTS snapshots (
     id TEXT PRIMARY KEY, sandbox_id TEXT NOT NULL, image TEXT NOT NULL, host TEXT NOT NULL, time REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS drained (host TEXT PRIMARY KEY);
+"""
+
+UPSERT = """
+INSERT INTO sandboxes VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET
+    state = excluded.state, desired = excluded.desired, generation = excluded.generation, host = excluded.host,
+    expires_at = excluded.expires_at, record = excluded.record
 """
 
 
@@ -114,7 +120,7 @@ class Store:
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
             values = (*place, row.to_json())
-            self._db.execute("INSERT OR REPLACE INTO sandboxes VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
+            self._db.execute(UPSERT, values)
             if kind:
                 self.tell(info.id, kind, data)
 
@@ -125,7 +131,7 @@ class Store:
 
     def rows(self) -> list[Row]:
         """Return the sandboxes that are not deleted, oldest first."""
-        found = self._db.execute("SELECT record FROM sandboxes WHERE state != 'DELETED' ORDER BY created_at, id")
+        found = self._db.execute("SELECT record FROM sandboxes WHERE state != 'DELETED' ORDER BY rowid")
         return [Row.from_json(record) for (record,) in found]
 
     def knows(self, sandbox_id: str) -> bool:
