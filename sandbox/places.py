@@ -99,5 +99,7 @@ class Place:
         self._ledger.book(self.host, self.spec, -1)
         if self.start is not None and not self.start.done():
             self.start.set_exception(SandboxUnavailable("it was removed while its new life waited for a start"))
-        self.started()
-        self._ledger.on_release()
+        if self.is_starting:
+            self.started()  # which tells
+        else:
+            self._ledger.on_release()
