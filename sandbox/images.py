@@ -16,14 +16,13 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from rollcage.sandbox.drivers.docker_api import DEFAULT_ENDPOINT, Engine, one_line
+from rollcage.sandbox.drivers.docker_config import LABEL_RECIPE
 from rollcage.sandbox.errors import HostUnavailable, ImageMissing
 
 from aiodocker import DockerError, DockerStreamError  # isort: skip  (docker_api says how to get it where it is missing)
 
 BASE_IMAGE = "rollcage-base"
 BARE_IMAGE = "rollcage-bare"
-LABEL_RECIPE = "rollcage.recipe"
-"""On every image that is made here: what it was made by."""
 RECIPE = "base-1"
 REGISTRY_IMAGE = "python:3.11-slim"
 

@@ -1,0 +1,395 @@
+"""Driver for real Docker engines, local or remote: confined containers, spoken to through the agent inside."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shutil
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+from rollcage.sandbox.drivers.base import Container, HostEvent, HostStatus, Observed
+from rollcage.sandbox.drivers.docker_api import DEFAULT_ENDPOINT, Engine, one_line
+from rollcage.sandbox.drivers.docker_config import (
+    LABEL_GATED,
+    LABEL_RECIPE,
+    check_spec,
+    container_config,
+    is_gated,
+    of_manager,
+    user_ids,
+    workdir_archive,
+)
+from rollcage.sandbox.drivers.docker_guest import connect_guest
+from rollcage.sandbox.drivers.docker_network import Gate, gate_name
+from rollcage.sandbox.drivers.docker_observed import host_event, listed, observed, sort_parts
+from rollcage.sandbox.errors import BadSpec, HostUnavailable, ImageMissing, SandboxUnavailable, StartFailed
+from rollcage.sandbox.guest.base import Guest
+from rollcage.sandbox.types import SandboxSpec
+
+import aiohttp  # isort: skip  (docker_api says how to get these where they are missing)
+from aiodocker import Docker, DockerError  # isort: skip
+
+_EVENTS = ("start", "die", "oom", "pause", "unpause", "destroy")
+_TINI = re.compile(r"\[FATAL tini[^\]]*\] exec (.*) failed: (.*)")
+_RUNC = re.compile(r'exec: ("[^"]*".*?)(?:: unknown)?$')
+
+
+class DockerDriver:
+    """One Docker daemon. See `rollcage.sandbox.drivers.base.Driver`, whose promises these are.
+
+    Args:
+        endpoint: "unix:///path", "tcp://host:port" or "ssh://user@host".
+        call_timeout_s: no call takes longer, but for those that move or save file systems.
+        slow_timeout_s: for those: commit, and pulling an image that is not there.
+        gate_image: has Python; runs beside sandboxes that have a network or ports.
+    """
+
+    def __init__(
+        self,
+        endpoint: str = DEFAULT_ENDPOINT,
+        *,
+        call_timeout_s: float = 30.0,
+        slow_timeout_s: float = 600.0,
+        gate_image: str = "rollcage-base",
+    ) -> None:
+        self.endpoint = endpoint
+        self.call_timeout_s = call_timeout_s
+        self.slow_timeout_s = slow_timeout_s
+        self._engine = Engine(endpoint, call_timeout_s=call_timeout_s)
+        self._gate = Gate(self._engine, gate_image)
+        self._limits_checked = False
+
+    async def create(self, container: Container) -> None:
+        """Create and start a container; idempotent by name.
+
+        Raises:
+            BadSpec, ImageMissing: it can never work here.
+            StartFailed: its main process could not be started. It may exist: `remove` it.
+        """
+        check_spec(container)
+        await self._check_limits()
+        config = container_config(container)
+        gated = is_gated(container.spec)
+        if gated:
+            host, networking = await self._gate.open(container)
+            config["HostConfig"].update(host)
+            config["NetworkingConfig"] = networking
+        try:
+            await self._create(container, config)
+        except _NoImage as error:
+            await self._pull(config["Image"], one_line(error))
+            await self._create(container, config)
+        await self._start(container)
+        if gated:
+            await self._gate.wait_ready(container.name)
+
+    async def _check_limits(self) -> None:
+        """Docker drops limits that its kernel cannot set, with no more than a warning: refuse such a host."""
+        if self._limits_checked:
+            return
+        async with self._engine.call("describe itself") as docker:
+            info = await docker.system.info()
+        missing = [name for name in ("MemoryLimit", "PidsLimit", "CpuCfsQuota") if not info.get(name)]
+        if missing:
+            raise BadSpec(f"{self.endpoint} cannot hold containers to {', '.join(missing)}: enable these cgroups.")
+        self._limits_checked = True
+
+    async def _create(self, container: Container, config: Mapping[str, Any]) -> None:
+        name, image = container.name, str(config["Image"])
+        async with self._engine.call(f"create {name}") as docker:
+            archive = asyncio.create_task(
+                self._workdir(docker, container, image)
+            )  # beside the creation, which is slower
+            try:
+                attempt = 0
+                while True:
+                    attempt += 1
+                    try:
+                        await docker.containers.create(dict(config), name=name)
+                        break
+                    except DockerError as error:
+                        if error.status == 409 and "already in use" in error.message:
+                            if await self._show(docker, name):  # an earlier try's, or one's beside us: go on with it
+                                break
+                            await asyncio.sleep(min(0.05 * attempt, 1.0))  # it is being removed
+                        elif error.status == 404 and "image" in error.message.lower():
+                            raise _NoImage(error.message) from error
+                        elif error.status in (400, 409):
+                            raise BadSpec(
+                                f"{self.endpoint} did not create {name}: {one_line(error.message)}"
+                            ) from error
+                        else:
+                            raise
+                if tar := await archive:
+                    path, query = f"containers/{name}/archive", [("path", container.spec.workdir)]
+                    async with await self._engine.request("PUT", path, query=query, data=tar) as response:
+                        await response.read()
+            finally:
+                archive.cancel()
+                await asyncio.gather(archive, return_exceptions=True)
+
+    async def _workdir(self, docker: Docker, container: Container, image: str) -> bytes:
+        """Return the archive that gives the user the working directory, b"" where it is the user's already."""
+        tar = workdir_archive(container.spec)
+        if not tar or container.spec.workdir != "/work" or user_ids(container.spec) != (1000, 1000):
+            return tar
+        try:
+            labels = (await docker.images.inspect(image))["Config"].get("Labels") or {}
+        except DockerError:
+            return tar  # the creation says what is wrong
+        return b"" if str(labels.get(LABEL_RECIPE, "")).startswith("base-") else tar  # saves 60 ms
+
+    async def _pull(self, image: str, why: str) -> None:
+        if image.startswith("rollcage-"):
+            raise ImageMissing(f"image {image!r} is not on {self.endpoint}: run  rollcage sandbox images build base")
+        async with self._engine.call(f"pull {image}", timeout_s=self.slow_timeout_s) as docker:
+            try:
+                await docker.images.pull(image)
+            except DockerError as error:
+                if error.status == 900:
+                    raise
+                why = one_line(error.message)
+                raise ImageMissing(f"image {image!r} is not on {self.endpoint} and cannot be pulled: {why}") from error
+
+    async def _start(self, container: Container) -> None:
+        name, command = container.name, container.spec.command
+        async with self._engine.call(f"start {name}") as docker:
+            try:
+                await docker.containers.container(name).start()
+            except DockerError as error:
+                if error.status == 409 and "paused" in error.message:
+                    return  # an earlier try's: it runs
+                if "unable to find user" in error.message or "no matching entries" in error.message:
+                    raise BadSpec(f"{name}: image has no user {container.spec.user!r}.") from error
+                found = _RUNC.search(error.message)
+                if found or error.status == 404 or "OCI runtime" in error.message:
+                    what = found[1] if found else one_line(error.message)
+                    raise StartFailed(f"{name}: its main process could not be started: {what}") from error
+                raise
+            if not command:
+                return
+            # The init process starts first, and then fails at a command that cannot be started.
+            state = (await self._show(docker, name) or {}).get("State", {})
+        if state.get("Status") == "exited" and state.get("ExitCode") in (126, 127):
+            log = await self.logs(name, num_lines=20)
+            if found := _TINI.search(log):
+                raise StartFailed(
+                    f"{name}: its main process {found[1]!r} could not be started: {found[2]}.", log_tail=log
+                )
+
+    async def connect(self, name: str, spec: SandboxSpec) -> Guest:
+        """Return a new connection to the inside: the agent, or, where there is no Python, plain execs.
+
+        Raises:
+            SandboxUnavailable: it does not run.
+        """
+        return await connect_guest(self._engine, name, spec, self.unavailable)
+
+    async def unavailable(self, name: str, why: str = "") -> SandboxUnavailable:
+        """Return the error that tells why a container cannot take a call."""
+        found = await self.inspect(name)
+        if found is None:
+            return SandboxUnavailable(f"there is no container {name}.", state="DELETED")
+        log = await self.logs(name, num_lines=20)
+        text = f"container {name} is {found.status}"
+        if found.exit_code is not None:
+            text += f", exit code {found.exit_code}" + (", killed for memory" if found.oom_killed else "")
+        return SandboxUnavailable(
+            f"{text}{': ' + why if why else '.'}",
+            state=found.status,
+            exit_code=found.exit_code,
+            oom_killed=found.oom_killed,
+            log_tail=log,
+        )
+
+    async def _show(self, docker: Docker, name: str) -> dict[str, Any] | None:
+        try:
+            return await docker.containers.container(name).show()
+        except DockerError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def inspect(self, name: str) -> Observed | None:
+        """Return one container, or None where there is none."""
+        async with self._engine.call(f"inspect {name}") as docker:
+            found = await self._show(docker, name)
+            if found is None:
+                return None
+            labels = found["Config"].get("Labels") or {}
+            gate = await self._show(docker, gate_name(name)) if labels.get(LABEL_GATED) else None
+        return observed(found, gate)
+
+    async def list_containers(self, manager: str) -> list[Observed]:
+        """Return all containers with that `LABEL_MANAGER`, the ended ones too.
+
+        What is left of a sandbox whose container is gone counts as one that is "created", so that it gets removed.
+        ``started_at`` is the creation's where it runs.
+        """
+        filters = json.dumps(of_manager(manager))
+        async with self._engine.call("list containers") as docker:
+            answers = await asyncio.gather(
+                docker._query_json("containers/json", params={"all": True, "filters": filters}),
+                docker._query_json("networks", params={"filters": filters}),
+            )
+            mains, others = sort_parts(answers[0], answers[1])
+            ended = {name: row for name, row in mains.items() if row["State"] not in ("running", "paused", "created")}
+            details = await asyncio.gather(*(self._show(docker, name) for name in ended))
+        shown = {
+            name: observed(detail, None) for name, detail in zip(ended, details, strict=True) if detail is not None
+        }
+        rows = [
+            shown.get(name) or listed(name, row, others.get(name, {}))
+            for name, row in mains.items()
+            if name in shown or name not in ended  # it was removed in between
+        ]
+        rows += [
+            Observed(name, "created", row.get("Labels") or {}) for name, row in others.items() if name not in mains
+        ]
+        return rows
+
+    async def events(self, manager: str) -> AsyncIterator[HostEvent]:
+        """Yield what happens to those containers, until the connection ends (then it raises HostUnavailable)."""
+        filters = json.dumps({**of_manager(manager), "type": ["container"], "event": list(_EVENTS)})
+        async with self._engine.call("send events"):
+            response = await self._engine.request("GET", "events", query=[("filters", filters)])
+        try:
+            rest = b""
+            async for chunk in response.content.iter_any():
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    if line.strip() and (event := host_event(json.loads(line))):
+                        yield event
+        except (OSError, aiohttp.ClientError, ValueError) as error:
+            raise HostUnavailable(f"the event stream of {self.endpoint} broke: {one_line(error)}") from error
+        finally:
+            response.close()
+        raise HostUnavailable(f"the event stream of {self.endpoint} ended.")
+
+    async def logs(self, name: str, *, num_lines: int) -> str:
+        """Return the last lines of the main process, "" where there is no container."""
+        async with self._engine.call(f"show the log of {name}") as docker:
+            try:
+                lines = await docker.containers.container(name).log(stdout=True, stderr=True, tail=num_lines)
+            except DockerError as error:
+                if error.status == 404:
+                    return ""
+                raise
+        return "".join(lines)
+
+    async def kill(self, name: str) -> None:
+        """End the main process at once; nothing where it does not run."""
+        async with self._engine.call(f"kill {name}") as docker:
+            container = docker.containers.container(name)
+            for _ in range(3):
+                try:
+                    await container.kill()
+                    return
+                except DockerError as error:
+                    if error.status == 404 or "is not running" in error.message:
+                        return
+                    if "paused" not in error.message:
+                        raise
+                with suppress(DockerError):  # the frozen cannot die
+                    await container.unpause()
+
+    async def remove(self, name: str) -> None:
+        """Kill and remove a container with its anonymous volumes and networks; nothing where there is none."""
+        async with self._engine.call(f"remove {name}") as docker:
+            await self._gate.remove_all(docker, name)
+
+    async def pause(self, name: str) -> None:
+        """Freeze its processes; nothing where they are frozen. Raises SandboxUnavailable where it does not run."""
+        await self._freeze(name, "pause", "already paused")
+
+    async def unpause(self, name: str) -> None:
+        """Undo `pause`; nothing where they run. Raises SandboxUnavailable where it does not run."""
+        await self._freeze(name, "unpause", "is not paused")
+
+    async def _freeze(self, name: str, action: str, done: str) -> None:
+        async with self._engine.call(f"{action} {name}") as docker:
+            try:
+                await getattr(docker.containers.container(name), action)()
+                return
+            except DockerError as error:
+                if done in error.message:
+                    found = await self._show(docker, name)
+                    if found is not None and found["State"]["Running"]:
+                        return
+                elif error.status not in (404, 409) and "is not running" not in error.message:
+                    raise
+        raise await self.unavailable(name)
+
+    async def commit(self, name: str, image: str, labels: Mapping[str, str]) -> None:
+        """Save its file system as ``image`` ("repository:tag"); raises SandboxUnavailable where there is none."""
+        repository, _, tag = image.partition(":")
+        async with self._engine.call(f"commit {name}", timeout_s=self.slow_timeout_s) as docker:
+            try:
+                await docker.containers.container(name).commit(
+                    repository=repository, tag=tag or "latest", config={"Labels": dict(labels)}
+                )
+                return
+            except DockerError as error:
+                if error.status != 404:
+                    raise
+        raise await self.unavailable(name)
+
+    async def list_images(self, manager: str) -> list[str]:
+        """Return the snapshot images with that `LABEL_MANAGER`, oldest first."""
+        async with self._engine.call("list images") as docker:
+            rows = await docker.images.list(filters=of_manager(manager))
+        names = ((row["Created"], tag) for row in rows for tag in row.get("RepoTags") or [row["Id"]])
+        return [row_id for _, row_id in sorted(names, key=lambda item: item[0])]
+
+    async def remove_image(self, image: str) -> None:
+        """Remove an image; nothing where there is none, or where a container still needs it."""
+        async with self._engine.call(f"remove image {image}") as docker:
+            try:
+                await docker.images.delete(image)
+            except DockerError as error:
+                if error.status not in (404, 409):
+                    raise
+
+    async def written_bytes(self, manager: str) -> Mapping[str, int]:
+        """Return how much each running container has written to its own file system, volumes of its image included."""
+        filters = json.dumps({**of_manager(manager), "status": ["running"]})
+        async with self._engine.call("measure containers") as docker:
+            rows = await docker._query_json("containers/json", params={"size": True, "filters": filters})
+            mains, _ = sort_parts(rows, [])
+            sizes = {name: int(row.get("SizeRw") or 0) for name, row in mains.items()}
+            volumes = {
+                mount["Name"]: name
+                for name, row in mains.items()
+                for mount in row.get("Mounts") or []
+                if mount.get("Type") == "volume" and mount.get("Name")
+            }
+            if volumes:
+                usage = await docker._query_json("system/df")
+                for volume in usage.get("Volumes") or []:
+                    if volume["Name"] in volumes:
+                        sizes[volumes[volume["Name"]]] += max(0, (volume.get("UsageData") or {}).get("Size", 0))
+        return sizes
+
+    async def status(self) -> HostStatus:
+        """Return the host's size and load; load and disk only of this machine's own daemon."""
+        async with self._engine.call("describe itself") as docker:
+            info = await docker.system.info()
+        load, free_bytes, disk_bytes = 0.0, None, None
+        if self.endpoint.startswith("unix:"):
+            load = os.getloadavg()[0]
+            with suppress(OSError):
+                disk = shutil.disk_usage(info["DockerRootDir"])
+                free_bytes, disk_bytes = disk.free, disk.total
+        return HostStatus(int(info["NCPU"]), int(info["MemTotal"]), load, free_bytes, disk_bytes)
+
+    async def close(self) -> None:
+        """Let go of all connections; idempotent. Containers live on."""
+        await self._engine.close()
+
+
+class _NoImage(Exception):
+    """The image is not on the host."""

@@ -1,0 +1,81 @@
+"""From Docker's answers to what the manager knows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+from rollcage.sandbox.drivers.base import HostEvent, Observed
+from rollcage.sandbox.drivers.docker_config import LABEL_PART_OF
+
+Row = dict[str, Any]
+_FRACTION = re.compile(r"\.(\d{1,6})\d*")
+
+
+def observed(found: Row, gate: Row | None) -> Observed:
+    """Read the answer to an inspection, and that of its gate, which publishes the ports."""
+    state = found["State"]
+    ended = state["Status"] in ("exited", "dead", "removing")
+    ports = {}
+    if gate is not None:
+        for key, bindings in (gate["NetworkSettings"].get("Ports") or {}).items():
+            if bindings:
+                ports[int(key.split("/")[0])] = int(bindings[0]["HostPort"])
+    return Observed(
+        name=found["Name"].lstrip("/"),
+        status=_status(state["Status"]),
+        labels=found["Config"].get("Labels") or {},
+        exit_code=int(state["ExitCode"]) if ended else None,
+        oom_killed=ended and bool(state.get("OOMKilled")),
+        started_at=_instant(state.get("StartedAt", "")),
+        ports=ports,
+    )
+
+
+def listed(name: str, row: Row, gate: Row) -> Observed:
+    """Read a row of a listing, and that of its gate."""
+    started = row["State"] in ("running", "paused")
+    ports = {
+        int(port["PrivatePort"]): int(port["PublicPort"]) for port in gate.get("Ports", ()) if "PublicPort" in port
+    }
+    return Observed(
+        name=name,
+        status=_status(row["State"]),
+        labels=row.get("Labels") or {},
+        started_at=float(row["Created"]) if started else 0.0,
+        ports=ports,
+    )
+
+
+def sort_parts(containers: Iterable[Row], networks: Iterable[Row]) -> tuple[dict[str, Row], dict[str, Row]]:
+    """Return, by sandbox, its own container, and what stands beside it (its gate, else its network)."""
+    mains: dict[str, Row] = {}
+    others: dict[str, Row] = {}
+    for row in (*networks, *containers):
+        own = row["Names"][0].lstrip("/") if row.get("Names") else row.get("Name", "")
+        name = (row.get("Labels") or {}).get(LABEL_PART_OF, own)
+        (mains if name == own else others)[name] = row
+    return mains, others
+
+
+def host_event(message: Mapping[str, Any]) -> HostEvent | None:
+    """Read one message of the event stream; None where it is not a sandbox's own container's."""
+    attributes = message.get("Actor", {}).get("Attributes", {})
+    name = attributes.get("name", "")
+    if not name or attributes.get(LABEL_PART_OF, name) != name:
+        return None
+    code = attributes.get("exitCode", "")
+    return HostEvent(name, message["Action"], int(code) if code.isdigit() else None)
+
+
+def _status(status: str) -> str:
+    return {"removing": "dead", "restarting": "exited"}.get(status, status)
+
+
+def _instant(text: str) -> float:
+    """Read an instant with nanoseconds; 0 for Docker's "never"."""
+    if not text or text.startswith("0001-"):
+        return 0.0
+    return datetime.fromisoformat(_FRACTION.sub(lambda match: f".{match[1]:0<6}", text)).timestamp()
