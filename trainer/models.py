@@ -51,6 +51,18 @@ def load_model(path: str | Path, dtype: str = "float32", *, attn_implementation:
     return model.eval()
 
 
+def resolve_dtype(dtype: str, device: str = "cpu") -> str:
+    """Return ``dtype``, or for "auto" the number type in which ``device`` multiplies matrices fastest.
+
+    That is bfloat16 on a GPU and on processors that have instructions for it (AMX, AVX-512 BF16), else float32.
+    """
+    if dtype != "auto":
+        return dtype
+    capabilities: dict[str, Any] = getattr(require("torch", "train").cpu, "get_capabilities", dict)()
+    fast = device != "cpu" or capabilities.get("amx_bf16") or capabilities.get("avx512_bf16")
+    return "bfloat16" if fast else "float32"
+
+
 def load_tokenizer(path: str | Path) -> Any:
     """Load the tokenizer of the model at ``path`` (as in `load_model`), chat template included.
 

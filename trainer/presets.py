@@ -15,7 +15,7 @@ PRESETS: dict[str, tuple[str, TrainConfig]] = {
             env=EnvChoice("rollcage/Countdown-v0"),
             rollout=RolloutConfig(num_groups=32, group_size=8, num_slots=128, async_ratio=1.0),
             sampling=SamplingConfig(max_new_tokens=160),
-            engine=LocalEngineConfig(max_batch_size=128, max_context_tokens=320, parked_prefixes=0, dtype="bfloat16"),
+            engine=LocalEngineConfig(max_batch_size=128, max_context_tokens=320, parked_prefixes=0, dtype="auto"),
             learner=LearnerConfig(
                 loss="tis",
                 advantage="dr_grpo",
@@ -26,7 +26,7 @@ PRESETS: dict[str, tuple[str, TrainConfig]] = {
                 lr=2e-4,
                 warmup_steps=5,
                 micro_batch_tokens=8192,
-                compute_dtype="bfloat16",
+                compute_dtype="auto",
             ),
             eval=EvalConfig(num_tasks=2048, dataset="countdown"),
             num_updates=40,

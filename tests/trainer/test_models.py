@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rollcage.errors import UserError
-from rollcage.trainer.models import find_model, load_model, load_tokenizer
+from rollcage.trainer.models import find_model, load_model, load_tokenizer, resolve_dtype
 
 
 @pytest.fixture(scope="module")
@@ -98,3 +98,20 @@ def test_unknown_dtype_and_missing_or_damaged_gguf(model_folder: Path, tmp_path:
     (tmp_path / "bad.gguf").write_bytes(b"GGUF")
     with pytest.raises(UserError, match=r"cannot load the model at .*bad.gguf"):
         load_model(tmp_path / "bad.gguf")
+
+
+@pytest.mark.parametrize(
+    ("instructions", "device", "expected"),
+    [
+        ({"amx_bf16": True}, "cpu", "bfloat16"),
+        ({"avx512_bf16": True}, "cpu", "bfloat16"),
+        ({"avx2": True, "amx_bf16": False}, "cpu", "float32"),
+        ({}, "cuda:0", "bfloat16"),
+    ],
+)
+def test_auto_is_bfloat16_only_where_the_device_is_made_for_it(
+    instructions: dict[str, bool], device: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: instructions, raising=False)
+    assert resolve_dtype("auto", device) == expected
+    assert resolve_dtype("float32", device) == "float32"

@@ -59,7 +59,7 @@ class ModelPolicy:
                 str(self._path),
                 max_batch_size=self.concurrency,
                 max_context_tokens=max(2048, 2 * self._sampling.max_new_tokens),
-                dtype="bfloat16",
+                dtype="auto",
                 device="cuda" if on_gpu else "cpu",
                 num_threads=1 if _num_bytes(self._path) < SMALL_BYTES else 0,
                 parked_prefixes=self.concurrency,

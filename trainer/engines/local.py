@@ -18,6 +18,7 @@ from rollcage.trainer.engines.batching import SlotBatch
 from rollcage.trainer.engines.loading import load_batch
 from rollcage.trainer.engines.requests import check_request
 from rollcage.trainer.engines.worker import Job, Worker, settle
+from rollcage.trainer.models import resolve_dtype
 from rollcage.trainer.types import Generation, Request
 
 T = TypeVar("T")
@@ -37,7 +38,7 @@ class LocalEngineConfig:
     max_context_tokens: int = 2048
     """Longest prompt plus response; the model's own limit where that is smaller."""
     dtype: str = "float32"
-    """Number type of weights and cache: float32, bfloat16 or float16."""
+    """Number type of weights and cache: float32, bfloat16, float16; auto: bfloat16 where the device is made for it."""
     device: str = "cpu"
     """Where it runs: cpu, cuda or cuda:N."""
     num_threads: int = 1
@@ -259,7 +260,7 @@ class LocalEngine:
             torch.set_num_threads(config.num_threads)
         return load_batch(
             config.model,
-            dtype=config.dtype,
+            dtype=resolve_dtype(config.dtype, config.device),
             device=config.device,
             num_slots=config.max_batch_size,
             num_parked=config.parked_prefixes,

@@ -19,7 +19,7 @@ from rollcage.trainer.learner.shared_weights import Layout, make_layout, map_wei
 from rollcage.trainer.learner.statistics import Totals
 from rollcage.trainer.learner.token_logprobs import TokenLogprobs
 from rollcage.trainer.learner.update import PolicyUpdate
-from rollcage.trainer.models import find_model, load_model, load_tokenizer
+from rollcage.trainer.models import find_model, load_model, load_tokenizer, resolve_dtype
 
 STATE = "deepspeed"
 TOKENIZER_FILES = ("tokenizer*", "special_tokens*", "added_tokens*", "vocab*", "merges.txt", "chat_template*")
@@ -64,7 +64,9 @@ class DeepSpeedRank:
         self._published = map_weights(self._memory, layout) if self._rank == 0 else {}
         store = self._store or TCPStore("127.0.0.1", port, self._world_size)
         join_ranks(self._rank, self._world_size, store, config.call_timeout_s)
-        module = TokenLogprobs(policy, config.temperature, getattr(torch, config.compute_dtype))
+        device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
+        compute_dtype = getattr(torch, resolve_dtype(config.compute_dtype, device))
+        module = TokenLogprobs(policy, config.temperature, compute_dtype)
         self._engine = make_engine(module, config)
         self._update = PolicyUpdate(self._engine, config, self._rank)
         if checkpoint is not None:

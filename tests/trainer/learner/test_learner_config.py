@@ -14,7 +14,7 @@ def test_all_faults_are_reported_at_once_each_with_what_to_do() -> None:
     message = str(error.value)
     assert "\n" not in message
     for part in (
-        "unknown loss 'gprc' (known: ppo, grpo) Did you mean 'grpo'?",
+        "unknown loss 'gprc' (known: ppo, grpo, decoupled_ppo, tis) Did you mean 'grpo'?",
         "Did you mean 'token-mean'?",
         "lr must be above 0",
         "num_ranks must be at least 1",
