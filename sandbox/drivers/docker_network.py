@@ -1,4 +1,4 @@
-"""Networks by allow-list: a sandbox is alone with a gate, which carries what is allowed, in a network that leads nowhere.
+"""Networks by allow-list: a sandbox is alone with a gate, which carries what is allowed, in a closed network.
 
 Docker makes the network with neither a route out nor an address of the host, so that this holds without firewall rules,
 without rights on the host, and on remote hosts. The gate is a second container, also in Docker's own bridge network. It
@@ -105,6 +105,7 @@ class Gate:
         host = {
             "NetworkMode": network,
             "ExtraHosts": [f"{name}:{address}" for name, address in addresses.items()],
+            "DnsOptions": ["timeout:1", "attempts:1"],
             "Dns": ["127.0.0.1"],  # nobody: Docker's own resolver would carry questions out
         }
         return host, {"EndpointsConfig": {network: _endpoint(subnet[_SANDBOX])}}

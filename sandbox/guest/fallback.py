@@ -52,7 +52,7 @@ cd "$d" || {{ printf %s "$s"; printf '%s 126 0 0\\n' "$s" >&2; exit; }}
 {_MARK}=$s setsid "$@" <&3 3<&- & p=$!
 (exec >/dev/null 2>&1 </dev/null 3<&-
 exec setsid sh -c 'sleep "$0" || sleep "${{0%.*}}"; kill -KILL "-$1"' "$t" $p) & w=$!
-{ wait $p; code=$?; } 2>/dev/null; kill -KILL -$w 2>/dev/null || kill -KILL $w 2>/dev/null; wait $w 2>/dev/null
+{{ wait $p; code=$?; }} 2>/dev/null; kill -KILL -$w 2>/dev/null || kill -KILL $w 2>/dev/null; wait $w 2>/dev/null
 if [ $? -le 128 ]; then hunt "$s" 0; late=1; else late=0; fi
 oom; printf %s "$s"; printf '%s %s %s %s\\n' "$s" $code $late $((n-before)) >&2"""
 
