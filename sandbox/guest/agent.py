@@ -62,7 +62,7 @@ class ArchiveError(Exception):
         self.kind = kind
 
 
-# ---------------------------------------------------------------------------------------------------------------- frames
+# ------------------------------------------------------------------------------------------------------------- frames -
 
 
 def pack_frame(header: dict[str, Any], payload: bytes = b"") -> bytes:
@@ -134,7 +134,7 @@ class Kept:
         return bytes(self._head + tail[max(0, len(tail) - most) :])
 
 
-# -------------------------------------------------------------------------------------------------------------- archives
+# ----------------------------------------------------------------------------------------------------------- archives -
 
 
 def pack_archive(path: str, name: str) -> Iterator[bytes]:
@@ -202,8 +202,8 @@ def _archive_pieces(top: str, top_name: str) -> Iterator[bytes]:
 def unpack_archive(stream: BinaryIO, folder: str) -> None:
     """Unpack a tar stream into ``folder``, which must exist. Owners are not kept, nor are set-user-id bits.
 
-    A symlink may lead anywhere inside the first folder of its member's name, or of ``folder`` where that name starts with
-    "./". Symlinks are made last, so that nothing is written through one.
+    A symlink may lead anywhere inside the first folder of its member's name, or of ``folder`` where that name starts
+    with "./". Symlinks are made last, so that nothing is written through one.
 
     Raises:
         ArchiveError: UnsafePath, or NoSuchPath where something cannot be written.
@@ -244,7 +244,7 @@ def _unpack_member(archive: Any, member: Any, root: str, links: list[tuple[str, 
             os.mkdir(path)
             os.chmod(path, member.mode & 0o777 | 0o700)
     elif member.issym():
-        first = [part for part in member.name.split("/") if part][0]
+        first = next(part for part in member.name.split("/") if part)
         links.append((path, member.linkname, root if first == "." else os.path.join(root, first)))
     elif member.islnk():
         source = _place(root, member.linkname)
@@ -297,7 +297,7 @@ def _make_links(links: list[tuple[str, str, str]]) -> None:
             raise ArchiveError("UnsafePath", f"the link {path!r} leads out of its folder, to {target!r}")
 
 
-# ------------------------------------------------------------------------------------------------- processes and vitals
+# ----------------------------------------------------------------------------------------------- processes and vitals -
 
 
 def list_processes() -> dict[int, tuple[int, int, int]]:
@@ -388,7 +388,9 @@ def _adopt_orphans() -> None:
     try:
         import ctypes
 
-        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+        libc = ctypes.CDLL(None)
+        libc.prctl(36, 1, 0, 0, 0)
+        libc.malloc_trim(0)  # compiling this file took 2 MiB; not every C library can give them back
     except (ImportError, OSError, AttributeError):
         pass  # then PID 1 of the container reaps
 
@@ -400,7 +402,7 @@ def _to_bytes(text: str) -> bytes:
         return text.encode("utf-8", "replace")
 
 
-# ----------------------------------------------------------------------------------------------------------------- pipes
+# -------------------------------------------------------------------------------------------------------------- pipes -
 
 
 class Output:
@@ -410,6 +412,7 @@ class Output:
     """
 
     def __init__(self, agent: Agent, fd: int, source: str, task: Task | None) -> None:
+        os.set_blocking(fd, False)
         self.agent, self.fd, self.source, self.task = agent, fd, source, task
         self._registered = False
         self.resume()
@@ -436,7 +439,10 @@ class Output:
             if most <= 0:
                 self.pause()
                 return
-        data = os.read(self.fd, most)
+        try:
+            data = os.read(self.fd, most)
+        except BlockingIOError:  # drained in this very round
+            return
         if not data:
             self.close()
         elif task is not None:
@@ -525,7 +531,7 @@ class Input:
             self._waiting.clear()
 
 
-# -------------------------------------------------------------------------------------------------------------- commands
+# ----------------------------------------------------------------------------------------------------------- commands -
 
 
 class Task:
@@ -824,7 +830,8 @@ class Shell:
             task.answer_not_started(b"shell", error)
             self._next()
             return
-        assert self._stdin is not None and self._between is not None
+        assert self._stdin is not None
+        assert self._between is not None
         self.task, task.started = task, time.monotonic()
         for output in self._outputs:
             task.kept[output.source].add(self._between.kept[output.source].take())  # of background jobs
@@ -955,7 +962,12 @@ class Shell:
             if pid == own or (pid in self.agent.mains and pid != self.pid):
                 continue
             found = read_variable(pid, _MARKER)
-            if found == marker or found.startswith(marker + b".") or (everything and self.pid and (pid == self.pid or session == self.pid)) or (not everything and parent == self.pid and pid not in self._older):
+            if (
+                found == marker
+                or found.startswith(marker + b".")
+                or (everything and self.pid and (pid == self.pid or session == self.pid))
+                or (not everything and parent == self.pid and pid not in self._older)
+            ):
                 roots.add(pid)
         victims = with_descendants(roots, table) - {own}
         if not everything:
@@ -988,7 +1000,7 @@ class Shell:
         self.agent.send({"op": "closed", "id": self.closing})
 
 
-# ------------------------------------------------------------------------------------------------------------- the agent
+# ---------------------------------------------------------------------------------------------------------- the agent -
 
 
 class Agent:
@@ -1133,7 +1145,7 @@ class Agent:
                 on_exit(status)
 
     def _kill_everything(self) -> None:
-        """Kill what belongs to running commands and to sessions. What ended commands left in the background lives on."""
+        """Kill what belongs to running commands and to sessions; what ended commands left behind lives on."""
         until = time.monotonic() + _KILL_S
         while time.monotonic() < until:
             left = sum(job.kill_once() for job in self.jobs.values())

@@ -40,13 +40,13 @@ async def pack(source: Path | bytes, name: str) -> AsyncIterator[bytes]:
 
 
 async def unpack(chunks: AsyncIterator[bytes], target: Path) -> None:
-    """Make the one file or folder of a tar stream the path ``target``, whatever its name there. Missing parents are made.
+    """Make the one file or folder of a tar stream the path ``target``, whatever its name in there.
 
     ``target`` appears when all is well, as a whole; otherwise nothing is left.
 
     Raises:
-        UnsafePath: ``target`` exists, or a member leads out of it: "..", an absolute name, a link; or is a device.
-        NoSuchPath: it cannot be written here.
+        FileExistsError: ``target`` exists. NoSuchPath: its folder does not, or it cannot be written.
+        UnsafePath: a member leads out of it ("..", an absolute name, a link), or is a device.
         SandboxError: the stream is no whole archive. What ``chunks`` raises is passed on.
     """
     await _pull(chunks, lambda stream: _unpack(stream, target))
@@ -91,9 +91,8 @@ def _check_tree(source: Path) -> None:
 
 def _unpack(stream: BinaryIO, target: Path) -> None:
     if os.path.lexists(target):
-        raise UnsafePath(f"{target} exists already: remove it, or name another path.")
+        raise FileExistsError(f"{target} exists already: remove it, or name another path.")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
         folder = tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent)
     except OSError as error:
         raise NoSuchPath(f"{target} cannot be written: {error.strerror}.") from error

@@ -45,7 +45,11 @@ class Guest(Protocol):
         ...
 
     async def ping(self, *, timeout_s: float) -> Vitals:
-        """Prove that processes can be started inside, and return the vitals. Raises DeadlineExceeded or GuestLost."""
+        """Prove that processes can be started inside, and return the vitals.
+
+        Raises:
+            SandboxUnavailable: none can, although the guest answers. DeadlineExceeded, GuestLost: it does not answer.
+        """
         ...
 
     async def close(self) -> None:

@@ -45,7 +45,7 @@ def agent_command(python: str = "python3") -> tuple[str, ...]:
 
 
 async def open_agent(duplex: Duplex, *, timeout_s: float = 10.0) -> AgentGuest:
-    """Hand the agent to a process that was started with `agent_command`, and return the connection, which owns ``duplex``.
+    """Hand the agent to a process that was started with `agent_command`. The connection returned owns ``duplex``.
 
     Raises:
         GuestLost: it ended, or wrote something else; the message holds what it wrote.
@@ -133,7 +133,7 @@ class AgentGuest:
                         return call.result(message, payload)
 
     async def open_session(self, *, env: dict[str, str], cwd: str) -> AgentSession:
-        """See `Guest.open_session`; raises SandboxUnavailable where no shell can be started, as in a missing ``cwd``."""
+        """See `Guest.open_session`; raises SandboxUnavailable where no shell can be started, as without ``cwd``."""
         with self._call("the start of a shell", {"op": "session", "env": env, "cwd": cwd}, GRACE_S) as call:
             await call.next()
             return AgentSession(self, call.id)
@@ -274,8 +274,8 @@ class AgentSession:
     one, in the folder and with the variables that the session began with, when the next command comes. What background
     jobs wrote since a command comes with the next one's output. Stdin is empty.
 
-    At a deadline the processes of the command are killed; a shell goes on with the rest of a list such as "a; b" then, and
-    is killed too unless it comes to the end within a second.
+    At a deadline the processes of the command are killed; a shell goes on with the rest of a list such as "a; b" then,
+    and is killed too unless it comes to the end within a second.
     """
 
     def __init__(self, guest: AgentGuest, number: int) -> None:
