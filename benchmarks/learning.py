@@ -13,6 +13,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from rollcage.command import CommandParser
+from rollcage.monitor.report import shares
 from rollcage.monitor.run_folder import read_metrics, read_rows
 
 # 97.5 % quantiles of Student's t distribution by degrees of freedom (any statistics textbook's table)
@@ -65,8 +66,7 @@ def summarize(seed: int, run: Path) -> dict[str, Any]:
             row["num_scored"],
         ]
     train_s = metrics[-1]["time/elapsed_s"]
-    spans = [row for row in read_rows(run, "timeline") if row.get("track") == "learner"]
-    total_s = sum(row["end_s"] - row["start_s"] for row in spans)
+    time = shares(read_rows(run, "timeline"))
     return {
         "seed": seed,
         "success": success,
@@ -74,7 +74,8 @@ def summarize(seed: int, run: Path) -> dict[str, Any]:
         "train_s": train_s,
         "trajectories_per_s": sum(row["rollout/num_samples"] for row in metrics) / train_s,
         "staleness": mean(row["rollout/staleness"] for row in metrics),
-        "learner_busy": sum(row["end_s"] - row["start_s"] for row in spans if row["span"] == "train") / total_s,
+        "learner_busy": time["train"],
+        "overlap": time["overlap"],
         "failed": metrics[-1]["account/failed"],
         "curve": [[round(row["time/elapsed_s"], 1), row["rollout/success"]] for row in metrics],
     }
@@ -97,8 +98,9 @@ def format_report(preset: str, argv: Sequence[str], results: Sequence[Mapping[st
         f"{platform.python_version()}. Success on held-out tasks, sampled as in training, with 95 % Wilson "
         "intervals; seconds are those of training, evaluations apart.",
         "",
-        "| seed | evaluation | before | after | gain | updates | training | trajectories/s | learner busy | failed |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| seed | evaluation | before | after | gain | updates | training | trajectories/s | learner trains | "
+        "while the engine samples | failed |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     gains: dict[str, list[float]] = {}
     for result in results:
@@ -109,7 +111,7 @@ def format_report(preset: str, argv: Sequence[str], results: Sequence[Mapping[st
             lines.append(
                 f"| {result['seed']} | {name} | {cells[0]} | {cells[1]} | {100 * gain:+.1f} | {result['updates']} | "
                 f"{result['train_s']:.0f} s | {result['trajectories_per_s']:.0f} | {result['learner_busy']:.0%} | "
-                f"{result['failed']:.0f} |"
+                f"{result['overlap']:.0%} | {result['failed']:.0f} |"
             )
     lines.append("")
     for name, values in gains.items():

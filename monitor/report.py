@@ -45,9 +45,11 @@ def write_report(run: str | Path, *, command: str) -> Path:
     evaluations = read_rows(run, "evaluations")
     folder.mkdir(exist_ok=True)
     _plot_curves(folder / "curves.png", metrics, evaluations)
-    overlap = _plot_timeline(folder / "timeline.png", timeline)
+    _plot_timeline(folder / "timeline.png", timeline)
     (folder / "transcripts.md").write_text(_transcripts(evaluations), encoding="utf-8")
-    (folder / "README.md").write_text(_page(Path(run), metrics, evaluations, overlap, command), encoding="utf-8")
+    (folder / "README.md").write_text(
+        _page(Path(run), metrics, evaluations, shares(timeline), command), encoding="utf-8"
+    )
     return folder
 
 
@@ -81,12 +83,11 @@ def _plot_curves(path: Path, metrics: Rows, evaluations: Rows) -> None:
     plt.close(figure)
 
 
-def _plot_timeline(path: Path, timeline: Rows) -> dict[str, float]:
-    """Draw what learner and engines did at the same moments; returns the learner's shares of time and the overlap."""
+def _plot_timeline(path: Path, timeline: Rows) -> None:
+    """Draw what learner and engines did at the same moments."""
     from matplotlib import pyplot as plt
 
-    spans = [row for row in timeline if row.get("track") == "learner"]
-    tokens = [(row["at_s"], row["value"]) for row in timeline if row.get("gauge") == "sampled_tokens"]
+    spans, rates = _learner_spans(timeline), _token_rates(timeline)
     running = [(row["at_s"], row["value"]) for row in timeline if row.get("gauge") == "running_episodes"]
     start_s = min((row["start_s"] for row in spans), default=0.0)
     figure, (learner, engine, slots) = plt.subplots(
@@ -98,7 +99,6 @@ def _plot_timeline(path: Path, timeline: Rows) -> dict[str, float]:
     learner.set_yticks([])
     learner.set_title("learner")
     learner.legend(loc="upper right", ncols=3, fontsize=8)
-    rates = _rates(tokens)
     engine.step([at_s - start_s for at_s, _ in rates], [rate for _, rate in rates], where="pre", linewidth=1)
     engine.set_title("engines: sampled tokens per second")
     slots.step([at_s - start_s for at_s, _ in running], [value for _, value in running], where="pre", linewidth=1)
@@ -106,11 +106,15 @@ def _plot_timeline(path: Path, timeline: Rows) -> dict[str, float]:
     slots.set_xlabel("seconds")
     figure.savefig(path, dpi=110)
     plt.close(figure)
-    return _overlap(spans, rates)
 
 
-def _rates(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return (time, increase per second since the point before)."""
+def _learner_spans(timeline: Rows) -> Rows:
+    return [row for row in timeline if row.get("track") == "learner"]
+
+
+def _token_rates(timeline: Rows) -> list[tuple[float, float]]:
+    """Return (time, tokens sampled per second since the point before)."""
+    points = [(row["at_s"], row["value"]) for row in timeline if row.get("gauge") == "sampled_tokens"]
     return [
         (later[0], (later[1] - earlier[1]) / (later[0] - earlier[0]))
         for earlier, later in pairwise(points)
@@ -118,16 +122,20 @@ def _rates(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     ]
 
 
-def _overlap(spans: Rows, rates: Sequence[tuple[float, float]]) -> dict[str, float]:
-    """Return the shares of the learner's time, and of the moments it trained, how many saw tokens being sampled."""
+def shares(timeline: Rows) -> dict[str, float]:
+    """Return the learner's shares of time (train, wait, publish), and the share of overlap.
+
+    The latter is, of the moments in which it trained, the share in which tokens were being sampled too.
+    """
+    spans, rates = _learner_spans(timeline), _token_rates(timeline)
     total_s = sum(row["end_s"] - row["start_s"] for row in spans) or 1.0
-    shares = {
+    spent = {
         name: sum(row["end_s"] - row["start_s"] for row in spans if row["span"] == name) / total_s
         for name in ("train", "wait", "publish")
     }
     training = [(row["start_s"], row["end_s"]) for row in spans if row["span"] == "train"]
     during = [rate for at_s, rate in rates if any(start <= at_s <= end for start, end in training)]
-    return {**shares, "overlap": float(np.mean([rate > 0 for rate in during])) if during else 0.0}
+    return {**spent, "overlap": float(np.mean([rate > 0 for rate in during])) if during else 0.0}
 
 
 def _transcripts(evaluations: Rows) -> str:
@@ -154,7 +162,7 @@ def _quote(text: str) -> str:
     return "\n".join(f"> {line}  " for line in clean.splitlines() or [""])
 
 
-def _page(run: Path, metrics: Rows, evaluations: Rows, overlap: Mapping[str, float], command: str) -> str:
+def _page(run: Path, metrics: Rows, evaluations: Rows, shares: Mapping[str, float], command: str) -> str:
     last = metrics[-1] if metrics else {}
     lines = [
         f"# Run {run.name}",
@@ -175,8 +183,8 @@ def _page(run: Path, metrics: Rows, evaluations: Rows, overlap: Mapping[str, flo
     lines += ["", *(f"**{name}: {gain:+.1f} points.**  " for name, gain in gains.items()), ""]
     lines += [
         f"{len(metrics)} updates in {last.get('time/elapsed_s', 0.0):.0f} s of training. The learner trained "
-        f"{100 * overlap['train']:.0f} % of the time, waited for samples {100 * overlap['wait']:.0f} %, published "
-        f"{100 * overlap['publish']:.1f} %. In {100 * overlap['overlap']:.0f} % of the moments in which it trained, "
+        f"{100 * shares['train']:.0f} % of the time, waited for samples {100 * shares['wait']:.0f} %, published "
+        f"{100 * shares['publish']:.1f} %. In {100 * shares['overlap']:.0f} % of the moments in which it trained, "
         "the engines were sampling too.",
         "",
         "Samples: "
