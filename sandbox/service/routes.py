@@ -7,6 +7,8 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
 
+from rollcage.sandbox.base import Sandboxes
+from rollcage.sandbox.errors import SandboxNotFound
 from rollcage.sandbox.service import bodies
 from rollcage.sandbox.service.calls import GRACE_S
 from rollcage.sandbox.service.found import Id, Known, Present, ask, manager, sessions_of
@@ -137,9 +139,23 @@ async def resume(request: Request, it: Known) -> Response:
 
 
 @router.get("/v1/sandboxes/{sandbox_id}/events", response_model=list[Event], tags=["sandbox"])
-async def history(request: Request, it: Known, after: After = 0) -> Response:
-    """Return its events above a number, oldest first."""
-    return JSONResponse([to_json(event) for event in await ask(request, it.events(after=after))])
+async def history(request: Request, sandbox_id: Id, after: After = 0) -> Response:
+    """Return its events above a number, oldest first; also of one that has been deleted."""
+    return JSONResponse([to_json(event) for event in await ask(request, _history(manager(request), sandbox_id, after))])
+
+
+async def _history(sandboxes: Sandboxes, sandbox_id: str, after: int) -> list[Event]:
+    try:
+        return await (await sandboxes.attach(sandbox_id)).events(after=after)
+    except SandboxNotFound:
+        found: list[Event] = []
+        seen = 0
+        while page := await sandboxes.events(after=seen):
+            found += [event for event in page if event.sandbox_id == sandbox_id]
+            seen = page[-1].number
+        if not found:
+            raise
+        return [event for event in found if event.number > after]
 
 
 @router.get("/v1/sandboxes/{sandbox_id}/logs", response_model=str, tags=["sandbox"])
