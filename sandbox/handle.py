@@ -13,7 +13,7 @@ from typing import TypeVar
 from rollcage.sandbox.archive import pack, split_target, unpack
 from rollcage.sandbox.base import Command
 from rollcage.sandbox.box import Box, Life
-from rollcage.sandbox.errors import GuestLost, SandboxError, SandboxRestarted, SandboxUnavailable
+from rollcage.sandbox.errors import DeadlineExceeded, GuestLost, SandboxError, SandboxRestarted, SandboxUnavailable
 from rollcage.sandbox.guest.base import GuestSession, OnOutput
 from rollcage.sandbox.reading import read_file
 from rollcage.sandbox.rooms import Rooms
@@ -132,22 +132,23 @@ class SandboxHandle:
     async def snapshot(self) -> Snapshot:
         """See `rollcage.sandbox.base.Sandbox`."""
         self._fence()
-        return await self._rooms.snapshots.take(self._box)
+        async with self._in_time():
+            return await self._rooms.snapshots.take(self._box)
 
     async def restore(self, snapshot_id: str = "") -> None:
         """See `rollcage.sandbox.base.Sandbox`."""
         self._fence()
         snapshot = self._rooms.snapshots.find(self._box, snapshot_id)
         try:
-            await self._rooms.lives.restore(self._box, snapshot.image)
+            async with self._in_time():
+                await self._rooms.lives.restore(self._box, snapshot.image)
         finally:
             self.generation = self._box.info.generation  # its holder asked for it: no news
 
     async def fork(self, *, key: str = "", snapshot_id: str = "") -> SandboxHandle:
         """See `rollcage.sandbox.base.Sandbox`."""
         self._fence()
-        snapshots = self._rooms.snapshots
-        snapshot = snapshots.find(self._box, snapshot_id) if snapshot_id else await snapshots.take(self._box)
+        snapshot = self._rooms.snapshots.find(self._box, snapshot_id) if snapshot_id else await self.snapshot()
         box = await self._rooms.fork(self._box, snapshot, key)
         return SandboxHandle(self._rooms, box, box.info.generation)
 
@@ -157,11 +158,13 @@ class SandboxHandle:
 
     async def pause(self) -> None:
         """See `rollcage.sandbox.base.Sandbox`."""
-        await self._rooms.lives.pause(self._box, True)
+        async with self._in_time():
+            await self._rooms.lives.pause(self._box, True)
 
     async def resume(self) -> None:
         """See `rollcage.sandbox.base.Sandbox`."""
-        await self._rooms.lives.pause(self._box, False)
+        async with self._in_time():
+            await self._rooms.lives.pause(self._box, False)
 
     async def info(self) -> SandboxInfo:
         """See `rollcage.sandbox.base.Sandbox`."""
@@ -180,8 +183,9 @@ class SandboxHandle:
 
     async def delete(self) -> None:
         """See `rollcage.sandbox.base.Sandbox`."""
-        await self._rooms.lives.delete(self._box, "deleted by its user")
-        await self._rooms.snapshots.prune()
+        async with self._in_time():
+            await self._rooms.lives.delete(self._box, "deleted by its user")
+            await self._rooms.snapshots.prune()
 
     @asynccontextmanager
     async def _call(self, timeout_s: float, bound: Life | None = None) -> AsyncIterator[tuple[Life, asyncio.Timeout]]:
@@ -205,6 +209,15 @@ class SandboxHandle:
             raise SandboxUnavailable(text, state=state) from None
         except SandboxRestarted as error:
             raise self._heard(error) from None
+
+    @asynccontextmanager
+    async def _in_time(self) -> AsyncIterator[None]:
+        limit_s = self._rooms.fleet.settings.operation_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                yield
+        except TimeoutError:
+            raise DeadlineExceeded(f"sandbox {self.id}: no answer within {limit_s:g} s") from None
 
     def _path(self, path: str) -> str:
         return posixpath.normpath(posixpath.join(self._box.info.spec.workdir, path))

@@ -77,12 +77,10 @@ class Lives:
         return self.suspect(box)
 
     async def condemn(self, box: Box, generation: int, why: str, reason: str) -> None:
-        """Kill a life for ``reason`` (one line), and go on by the restart policy; ``why``: "unhealthy" or "disk"."""
+        """End a life for ``reason`` (one line), and go on by the restart policy; ``why``: "unhealthy" or "disk"."""
         async with box.lock:
             if box.info.generation == generation and box.info.state in LIVE and box.row.desired != DELETED:
-                host = self._fleet.host(box)
-                await host.driver.kill(box.name)
-                await self._died(box, host, None, why, reason)
+                await self._died(box, self._fleet.host(box), None, why, reason)
 
     async def restore(self, box: Box, image: str) -> None:
         """Begin a new life from a snapshot's image and wait until it is ready.
@@ -140,9 +138,10 @@ class Lives:
                 if seen is None or seen.status not in ("running", "paused"):
                     await self._died(box, host, seen, "died", "")
                     return
-                if (seen.status == "paused") != (box.row.desired == PAUSED) or box.info.state is State.STOPPED:
+                wished = box.row.desired == PAUSED
+                if (seen.status == "paused") != wished or (box.info.state is State.STOPPED) != wished:
                     await self._align(box, host)
-                if box.life is None and box.row.desired != PAUSED:
+                if box.life is None and not wished:
                     await self._reconnect(box, host)
             except SandboxError as error:  # the reconciler looks again soon
                 self._fleet.move(box, "", message=f"not seen: {error}")

@@ -163,13 +163,17 @@ class Manager:
     async def reap(self) -> list[str]:
         """See `rollcage.sandbox.base.Sandboxes`. Hosts that do not answer are left out."""
         rooms = self._opened
-        reaped = await self._reconciler.sweep() + await rooms.snapshots.prune()
+        removals, reaped = self._reconciler.sweep(), await rooms.snapshots.prune()
         for host in self._hosts.values():
             try:
-                reaped += await self._reconciler.look(host) + await rooms.snapshots.sweep(host)
+                removals += await self._reconciler.look(host)
+                reaped += await rooms.snapshots.sweep(host)
             except SandboxError:
                 continue
-        return reaped
+        if removals:
+            done, _ = await asyncio.wait(removals, timeout=self.settings.operation_timeout_s)
+            reaped += [task.result() for task in done if not task.cancelled() and task.exception() is None]
+        return sorted(reaped)
 
     def keep_warm(self, spec: SandboxSpec, num_sandboxes: int) -> None:
         """Keep so many sandboxes like ``spec`` ready, for creations that ask for just such a one; 0 ends that."""

@@ -36,17 +36,19 @@ class Reconciler:
 
     def __init__(self, fleet: Fleet, lives: Lives, starts: Starts, snapshots: Snapshots) -> None:
         self._fleet, self._lives, self._starts, self._snapshots = fleet, lives, starts, snapshots
+        self._removals: dict[tuple[str, str], asyncio.Task[str]] = {}
 
     def begin(self) -> None:
         """Watch from now on."""
         for host in self._fleet.hosts.values():
             self._fleet.spawn(self._look_for_ever(host), f"reconcile {host.name}")
+            self._fleet.spawn(self._look_at_images_for_ever(host), f"images of {host.name}")
             self._fleet.spawn(self._listen_for_ever(host), f"events of {host.name}")
             self._fleet.spawn(self._measure_for_ever(host), f"status of {host.name}")
         self._fleet.spawn(self._sweep_for_ever(), "sweep")
 
-    async def look(self, host: Host) -> list[str]:
-        """Compare one host with the store and repair; returns the containers that had no right to live.
+    async def look(self, host: Host) -> list[asyncio.Task[str]]:
+        """Compare one host with the store and repair; returns the tasks that remove what has no right to live.
 
         Raises:
             HostUnavailable, DaemonUnreachable, DaemonForbidden: it does not answer.
@@ -56,21 +58,26 @@ class Reconciler:
         seen = {each.name: each for each in await host.driver.list_containers(self._fleet.store.id)}
         self._rebuild(host, seen.values())
         orphans = [each.name for each in seen.values() if not self._has_right(host, each)]
-        gone = leftovers - seen.keys()
-        await asyncio.gather(*(self._remove(host, name, name in expected) for name in orphans))
-        for name in gone:
+        removals = [self._remove(host, name, name in expected) for name in orphans]
+        for name in leftovers - seen.keys():
             host.forget(name)
         for box in list(self._fleet.boxes.values()):
             if box.info.host == host.name:
                 self._check(box, seen.get(box.name))
-        return orphans
+        return removals
 
-    async def sweep(self) -> list[str]:
-        """Delete the sandboxes whose lease has ended; returns their ids."""
+    def sweep(self) -> list[asyncio.Task[str]]:
+        """Delete the sandboxes whose lease has ended; returns the tasks that do."""
         now = self._fleet.clock()
-        expired = [box for box in self._fleet.boxes.values() if 0 < box.info.expires_at <= now]
-        await asyncio.gather(*(self._lives.delete(box, "its lease has ended") for box in expired))
-        return [box.info.id for box in expired]
+        return [
+            self._fleet.spawn(self._delete(box, "its lease has ended"), f"clean {box.info.id}")
+            for box in self._fleet.boxes.values()
+            if 0 < box.info.expires_at <= now and box.row.desired != DELETED
+        ]
+
+    async def _delete(self, box: Box, reason: str) -> str:
+        await self._lives.delete(box, reason)
+        return box.info.id
 
     def _has_right(self, host: Host, seen: Observed) -> bool:
         box = self._fleet.boxes.get(seen.labels.get(LABEL_SANDBOX, ""))
@@ -79,16 +86,25 @@ class Reconciler:
         former = container_name(box.info.id, box.info.generation - 1)
         return seen.name in (box.name, former if box.info.state is State.RECOVERING else box.name)
 
-    async def _remove(self, host: Host, name: str, known: bool) -> None:
+    def _remove(self, host: Host, name: str, known: bool) -> asyncio.Task[str]:
+        task = self._removals.get((host.name, name))
+        if task is None:
+            if not known:
+                self._fleet.meter.orphan("container")
+                self._fleet.store.tell("", "orphan", {"container": name, "host": host.name})
+            task = self._fleet.spawn(self._discard(host, name), f"clean {name}")
+            self._removals[host.name, name] = task
+            task.add_done_callback(lambda _: self._removals.pop((host.name, name), None))
+        return task
+
+    async def _discard(self, host: Host, name: str) -> str:
         await self._starts.discard(host, name)
-        if not known:
-            self._fleet.meter.orphan("container")
-            self._fleet.store.tell("", "orphan", {"container": name, "host": host.name})
+        return name
 
     def _check(self, box: Box, seen: Observed | None) -> None:
         state, desired = box.info.state, box.row.desired
         if desired == DELETED and not box.lock.locked():
-            self._fleet.spawn(self._lives.delete(box, "its deletion goes on"), f"clean {box.info.id}")
+            self._fleet.spawn(self._delete(box, "its deletion goes on"), f"clean {box.info.id}")
         elif state is State.RECOVERING:
             self._lives.recover(box)
         elif state in LIVE:
@@ -117,18 +133,21 @@ class Reconciler:
             self._fleet.move(box, "adopted", {"from": seen.name}, generation=generation)
 
     async def _look_for_ever(self, host: Host) -> None:
-        settings, loop = self._fleet.settings, asyncio.get_running_loop()
-        images_at_s = loop.time() + settings.images_s * self._fleet.rng.random()
         while True:
             try:
                 await self.look(host)
-                if loop.time() >= images_at_s:
-                    images_at_s = loop.time() + settings.images_s
-                    await self._snapshots.sweep(host)
-                    await self._snapshots.prune()
             except SandboxError:
                 pass  # it does not answer: the next look may find it back
-            await asyncio.sleep(settings.reconcile_s * self._fleet.rng.uniform(0.9, 1.1))
+            await asyncio.sleep(self._fleet.settings.reconcile_s * self._fleet.rng.uniform(0.9, 1.1))
+
+    async def _look_at_images_for_ever(self, host: Host) -> None:
+        while True:
+            await asyncio.sleep(self._fleet.settings.images_s * self._fleet.rng.uniform(0.9, 1.1))
+            try:
+                await self._snapshots.sweep(host)
+                await self._snapshots.prune()
+            except SandboxError:
+                pass
 
     async def _listen_for_ever(self, host: Host) -> None:
         while True:
@@ -154,7 +173,7 @@ class Reconciler:
 
     async def _sweep_for_ever(self) -> None:
         while True:
-            await self.sweep()
+            self.sweep()
             await asyncio.sleep(self._fleet.settings.sweep_s)
 
 

@@ -88,9 +88,9 @@ class Starts:
         host.leftovers[name] = place or host.leftovers.get(name)
         tail = await self.tail(host, name) if with_tail else ""
         try:
-            async with host.hands:
+            async with asyncio.timeout(self._fleet.settings.remove_timeout_s), host.hands:
                 await host.driver.remove(name)
-        except SandboxError:
+        except (SandboxError, TimeoutError):
             return tail  # the reconciler goes on
         host.forget(name)
         return tail

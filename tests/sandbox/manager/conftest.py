@@ -41,6 +41,7 @@ class Wire:
             if name != "create":
                 return await method(*arguments, **options)
             task = asyncio.create_task(method(*arguments, **options))
+            task.add_done_callback(lambda task: task.cancelled() or task.exception())  # its caller may be dead
             self._under_way.append(task)
             return await asyncio.shield(task)
 
