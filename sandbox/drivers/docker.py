@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import posixpath
 import re
 import shutil
 from collections.abc import AsyncIterator, Mapping
@@ -125,7 +126,10 @@ class DockerDriver:
                         else:
                             raise
                 if tar := await archive:
-                    path, query = f"containers/{name}/archive", [("path", container.spec.workdir)]
+                    path, query = (
+                        f"containers/{name}/archive",
+                        [("path", posixpath.dirname(container.spec.workdir.rstrip("/")))],
+                    )
                     async with await self._engine.request("PUT", path, query=query, data=tar) as response:
                         await response.read()
             finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import posixpath
 import re
 import tarfile
 from collections.abc import Mapping
@@ -98,7 +99,7 @@ def confinement(*, num_pids: int, memory_bytes: int) -> dict[str, Any]:
         "Memory": memory_bytes,
         "MemorySwap": memory_bytes,  # the sum of both: so no swap
         "IpcMode": "private",
-        "ShmSize": min(64 * MIB, memory_bytes),
+        "ShmSize": min(64 * MIB, memory_bytes // 8),  # with what is below, never all of the memory
         "OomScoreAdj": 100,  # when the host runs out, sandboxes go before the manager; the agent's commands have 300
         "Ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}],
         "RestartPolicy": {"Name": "no"},
@@ -110,20 +111,25 @@ def _tmpfs(spec: SandboxSpec) -> dict[str, str]:
     if not spec.read_only:
         return {}
     uid, gid = user_ids(spec)
-    options = f"rw,exec,nosuid,nodev,size={spec.disk_bytes or spec.memory_bytes}"
-    mounts = {"/tmp": f"{options},mode=1777"}
+    mounts = {"/tmp": _memory(spec, 4) + ",mode=1777"}
     if spec.workdir not in _SHARED:
-        mounts[spec.workdir] = f"{options},uid={uid},gid={gid},mode=0755"
+        mounts[spec.workdir] = _memory(spec, 2) + f",uid={uid},gid={gid},mode=0755"
     return mounts
 
 
+def _memory(spec: SandboxSpec, share: int) -> str:
+    """Return the options of a file system in memory. What lies there cannot be reclaimed: full ones must leave a rest."""
+    size = spec.memory_bytes // share
+    return f"rw,exec,nosuid,nodev,size={min(size, spec.disk_bytes or size)}"
+
+
 def workdir_archive(spec: SandboxSpec) -> bytes:
-    """Return a tar that gives the directory it is unpacked in to the user; b"" where none is needed."""
+    """Return a tar that, unpacked in the parent of the working directory, gives it to the user; b"" where none needs it."""
     if spec.read_only or spec.workdir in _SHARED:
         return b""
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as archive:
-        member = tarfile.TarInfo("./")
+        member = tarfile.TarInfo(posixpath.basename(posixpath.normpath(spec.workdir)))
         member.type, member.mode = tarfile.DIRTYPE, 0o755
         member.uid, member.gid = user_ids(spec)
         archive.addfile(member)
