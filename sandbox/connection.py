@@ -12,7 +12,7 @@ from urllib.parse import quote, urlencode
 
 from rollcage.errors import require
 from rollcage.sandbox.address import ServiceAddress, read_address
-from rollcage.sandbox.errors import BadSpec, DeadlineExceeded, ServiceUnreachable, Unauthorized
+from rollcage.sandbox.errors import BadSpec, DeadlineExceeded, ServiceUnreachable
 from rollcage.sandbox.wire import Json, error_from_json
 
 require("aiohttp", "sandbox")
@@ -175,8 +175,6 @@ async def _raise_error(response: aiohttp.ClientResponse, address: str) -> None:
         raise ServiceUnreachable(
             f"{address} answered {response.status} {response.reason}: it is no sandbox service."
         ) from None
-    if isinstance(error, Unauthorized):
-        raise Unauthorized(f"the service at {address} refused the token.")
     raise error
 
 

@@ -36,6 +36,7 @@ class Service:
             docs_url=None,
             redoc_url=None,
             redirect_slashes=False,
+            separate_input_output_schemas=False,
             responses={"default": {"description": "an error, typed"}},
         )
         app.state.sandboxes, app.state.sessions = sandboxes, self._sessions

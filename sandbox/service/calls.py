@@ -11,7 +11,8 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from rollcage.sandbox.errors import DeadlineExceeded, SandboxError
+from rollcage.errors import RollcageError
+from rollcage.sandbox.errors import DeadlineExceeded
 
 GRACE_S = 30.0
 """So much longer than a call's own deadline is the one kept here, in case the manager does not keep its own."""
@@ -50,7 +51,7 @@ async def take_body(chunks: AsyncIterator[bytes], call: Callable[[AsyncIterator[
     """Let ``call`` read a body. Where it fails, read the rest: a client that still writes would not hear the answer."""
     try:
         await call(chunks)
-    except SandboxError:
+    except RollcageError:
         with suppress(TimeoutError):
             async with asyncio.timeout(DISCARD_S):
                 async for _ in chunks:

@@ -11,7 +11,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
 
-from rollcage.sandbox.errors import DeadlineExceeded, SandboxError
+from rollcage.errors import RollcageError
+from rollcage.sandbox.errors import DeadlineExceeded
 from rollcage.sandbox.service import bodies
 from rollcage.sandbox.service.calls import GRACE_S, Streamed, take_body
 from rollcage.sandbox.service.found import Generation, Id, Present, ask, present, sessions_of
@@ -129,7 +130,7 @@ async def _lines(items: AsyncIterator[Output | ExecResult]) -> AsyncGenerator[by
                 )
                 yield json.dumps(told).encode() + b"\n"
                 has_started = True
-    except SandboxError as error:
+    except RollcageError as error:
         if not has_started:
             raise
         yield json.dumps({"error": error_to_json(error)}).encode() + b"\n"
