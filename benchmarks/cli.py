@@ -17,6 +17,7 @@ BENCHMARKS: dict[str, tuple[str, str, str]] = {
     "suite": ("rollcage.benchmarks.cli", "run_suite", "a named benchmark: pass@1 and avg@k with intervals"),
     "envs": ("rollcage.benchmarks.envs.speed", "main", "environment speed, side by side with public packages"),
     "learning": ("rollcage.benchmarks.learning", "main", "a preset trained for several seeds: gain with its spread"),
+    "sandbox": ("rollcage.benchmarks.sandbox.speed", "main", "sandbox speed, side by side with public packages"),
     "engines": ("rollcage.benchmarks.engines.speed", "main", "generation speed of the local engine"),
 }
 """Benchmark -> module, function (arguments -> exit code), and what it does."""

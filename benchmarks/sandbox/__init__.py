@@ -1,0 +1,1 @@
+"""Sandboxes measured, side by side with public packages."""
