@@ -132,7 +132,6 @@ class Pool:
         """
         self._is_closed, self._drains = True, drain
         for shelf in self._shelves.values():
-            shelf.target = 0
             shelf.idle.extend(shelf.checking)
             shelf.checking.clear()
             shelf.cancel_retry()

@@ -41,6 +41,33 @@ def test_the_scarcest_of_cpu_memory_and_places_decides():
     assert choose_host(SPEC, [host("a", num_sandboxes=8), free], LIMITS) == "z"
 
 
+@pytest.mark.parametrize(
+    ("spec", "busy", "small"),
+    [  # what it asks for itself counts: on the small host it would be most of what there is
+        (replace(SPEC, cpus=2.0), {"reserved_cpus": 1.0}, {"num_cpus": 2}),
+        (replace(SPEC, memory_bytes=2 * GIB), {"reserved_memory_bytes": GIB}, {"memory_bytes": 5 * GIB}),
+    ],
+)
+def test_a_large_one_goes_to_the_large_host_though_the_small_one_is_empty(
+    spec: SandboxSpec, busy: dict[str, float], small: dict[str, int]
+):
+    large_host = host("z", num_cpus=16, memory_bytes=32 * GIB, **busy)
+    assert choose_host(spec, [host("a", **small), large_host], LIMITS) == "z"
+
+
+def test_the_overcommit_and_the_memory_share_make_shares_comparable():
+    """5 of 8 CPUs (4 cores twice), this one counted, are less than 3 of 4 GiB (half of 8), this one counted."""
+    cpus = host("z", reserved_cpus=4.0)
+    memory = host("a", reserved_memory_bytes=3 * GIB - 512 * MIB)
+    assert choose_host(SPEC, [memory, cpus], LIMITS) == "z"
+    assert choose_host(SPEC, [replace(memory, reserved_memory_bytes=GIB), cpus], LIMITS) == "a"
+
+
+def test_hosts_may_come_as_an_iterator_and_the_least_limits_are_no_error():
+    assert choose_host(SPEC, iter([host("a")]), HostLimits(1, 1, 1.0, 1.0, 0.0)) == "a"
+    assert choose_host(SPEC, [host("a")], HostLimits(1, 1, 1.0, 0.1, 1.0), num_starting={"b": 9}) == "a"
+
+
 def test_ties_go_to_the_smaller_name_in_whatever_order_the_hosts_come():
     hosts = [host("c"), host("a"), host("b")]
     for seed in range(10):
@@ -108,6 +135,7 @@ def test_the_last_bit_of_memory_and_cpu_may_be_promised_and_not_one_more():
         ({"memory_bytes": 5 * GIB}, "5120 MiB of memory, and it may promise 4096 MiB"),
         ({"cpus": 4.5}, "4.5 CPUs, and it has 4"),  # the overcommit is for many, not for one
         ({"cpus": 0.0}, "more than 0"),
+        ({"memory_bytes": 0}, "more than 0"),
         ({"memory_bytes": -1}, "more than 0"),
     ],
 )
@@ -127,7 +155,14 @@ def test_what_fits_only_on_a_host_that_is_away_or_unknown_is_no_bad_specificatio
 
 @pytest.mark.parametrize(
     "changes",
-    [{"max_sandboxes": 0}, {"max_starts": 0}, {"cpu_overcommit": 0.5}, {"memory_share": 1.5}, {"load_weight": 2.0}],
+    [
+        {"max_sandboxes": 0},
+        {"max_starts": 0},
+        {"cpu_overcommit": 0.5},
+        {"memory_share": 0.0},
+        {"memory_share": 1.5},
+        {"load_weight": 2.0},
+    ],
 )
 def test_limits_that_cannot_be_are_refused_by_name(changes: dict[str, float]):
     with pytest.raises(BadSpec, match=next(iter(changes))):
