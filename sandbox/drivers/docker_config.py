@@ -118,13 +118,13 @@ def _tmpfs(spec: SandboxSpec) -> dict[str, str]:
 
 
 def _memory(spec: SandboxSpec, share: int) -> str:
-    """Return the options of a file system in memory. What lies there cannot be reclaimed: full ones must leave a rest."""
+    """Return the options of a file system in memory. It cannot be reclaimed: full ones must leave a rest."""
     size = spec.memory_bytes // share
     return f"rw,exec,nosuid,nodev,size={min(size, spec.disk_bytes or size)}"
 
 
 def workdir_archive(spec: SandboxSpec) -> bytes:
-    """Return a tar that, unpacked in the parent of the working directory, gives it to the user; b"" where none needs it."""
+    """Return a tar that gives the working directory to the user, to be unpacked in its parent; b"": no need."""
     if spec.read_only or spec.workdir in _SHARED:
         return b""
     file = io.BytesIO()

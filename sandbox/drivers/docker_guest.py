@@ -35,7 +35,7 @@ async def connect_guest(
                 why = one_line(error)
         except DockerError as error:
             why = one_line(error.message)
-            if error.status not in (404, 409) and "OCI runtime exec failed" not in why:
+            if error.status not in (404, 409) and "OCI runtime exec failed" not in why and "is not running" not in why:
                 raise
             if any(words in why for words in _NOT_THERE):
                 return ExecGuest(engine, name, spec)

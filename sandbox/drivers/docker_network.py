@@ -194,13 +194,15 @@ class Gate:
         raise HostUnavailable(f"{self._engine.endpoint} found no free port for {name} in 20 tries.")
 
     async def wait_ready(self, name: str) -> None:
-        """Wait until a container's gate listens; raises StartFailed where it ends instead."""
+        """Wait until a container's gate listens; raises StartFailed or BadSpec where it ends instead."""
         seen = ""
         async with self._engine.call(f"open the gate of {name}") as docker:
             async for line in docker.containers.container(gate_name(name)).log(stdout=True, stderr=True, follow=True):
                 seen += line
                 if "ready" in line:
                     return
+        if relay.NO_BRIDGE in seen:
+            raise BadSpec(f"{self._engine.endpoint} gives no network and no ports: {relay.NO_BRIDGE}.")
         raise StartFailed(f"the gate of {name} ended: {one_line(seen)[-300:]}", log_tail=seen)
 
     async def remove_all(self, docker: Docker, name: str) -> None:

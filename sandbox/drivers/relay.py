@@ -17,6 +17,7 @@ import sys
 _SET_ADDRESS, _SET_NETMASK, _GET_ADDRESS = 0x8916, 0x891C, 0x8915
 _NOBODY = 65534
 _CONNECT_S = 10.0
+NO_BRIDGE = "the daemon has no bridge network"
 
 
 def interface_address(name: str) -> str:
@@ -78,7 +79,9 @@ async def main(plan: dict) -> None:  # type: ignore[type-arg]
     """Serve ``plan``: "inside" (own addresses in the sandbox's network), "out" and "published" (port, host, port)."""
     names = [name for _, name in socket.if_nameindex()]
     inner = next(name for name in names if interface_address(name) == plan["inside"][0])
-    outer = next(name for name in names if name != "lo" and name != inner and interface_address(name))
+    outer = next((name for name in names if name not in ("lo", inner) and interface_address(name)), "")
+    if not outer:
+        sys.exit(NO_BRIDGE)
     for number, address in enumerate(plan["inside"][1:], 1):
         add_address(inner, number, address, plan["netmask"])
     allowed = gateway()

@@ -205,7 +205,7 @@ class ExecGuest:
             try:
                 return await ExecPipe.open(docker, self._name, command, stdin=stdin, env=env)
             except DockerError as error:
-                if error.status in (404, 409):
+                if error.status in (404, 409) or "is not running" in error.message:
                     raise GuestLost(f"{self._name} takes no command: {one_line(error.message)}") from error
                 if "OCI runtime exec failed" in error.message:
                     raise SandboxUnavailable(

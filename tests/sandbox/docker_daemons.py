@@ -11,6 +11,7 @@ import signal
 import subprocess
 import tempfile
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,11 +47,11 @@ def answers(endpoint: str) -> bool:
     return True
 
 
-def start(folder: Path, endpoint: str, *arguments: str) -> int:
+def start(folder: Path, endpoint: str, *arguments: str, prefix: tuple[str, ...] = ()) -> int:
     """Start a daemon, which outlives this process; returns its process id once it answers."""
     with (folder / "dockerd.log").open("ab") as log:
         process = subprocess.Popen(
-            ("dockerd", "--host", endpoint, *arguments),
+            (*prefix, "dockerd", "--host", endpoint, *arguments),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -133,11 +134,14 @@ def shared_daemon() -> Iterator[str]:
 
 @contextmanager
 def separate_daemon() -> Iterator[str]:
-    """A second real daemon with folders of its own, without networks."""
+    """A second real daemon with folders of its own, whose containers have no network.
+
+    It lives in a network namespace of its own: a daemon without a bridge removes the one that belongs to the first.
+    """
     if os.geteuid() != 0 or shutil.which("dockerd") is None:
         raise RuntimeError("A second Docker daemon can be started by root only, where `dockerd` is installed.")
     folder = Path(tempfile.mkdtemp(prefix="rollcage-d-"))  # short: it holds unix sockets
-    namespace = folder.name
+    namespace = f"rollcage-{uuid.uuid4().hex}"
     try:
         endpoint = f"unix://{folder}/docker.sock"
         pid = start(
@@ -146,6 +150,7 @@ def separate_daemon() -> Iterator[str]:
             *("--data-root", f"{folder}/data", "--exec-root", f"{folder}/exec", "--pidfile", f"{folder}/pid"),
             *("--bridge", "none", "--iptables=false", "--containerd-namespace", namespace),
             *("--containerd-plugins-namespace", f"plugins.{namespace}"),
+            prefix=("unshare", "--net"),
         )
         try:
             yield endpoint
