@@ -257,60 +257,71 @@ class ProcessDriver:
 
 
 class AgentPipe:
-    """A `Duplex` to an agent that is a child of this process."""
+    """A `Duplex` to an agent that is a child of this process. Make it with `start`."""
 
     def __init__(
         self,
         process: subprocess.Popen[bytes],
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
+        stdin: asyncio.StreamWriter,
+        stdout: asyncio.StreamReader,
+        ends: tuple[asyncio.StreamWriter, ...],
         register: set[AgentPipe],
     ) -> None:
-        self._process, self._reader, self._writer, self._register = process, reader, writer, register
+        self.process = process
+        self._stdin, self._stdout, self._ends, self._register = stdin, stdout, ends, register
         register.add(self)
 
     @classmethod
     async def start(
         cls, argv: tuple[str, ...], env: Mapping[str, str], cwd: Path, log: Path, register: set[AgentPipe]
     ) -> AgentPipe:
-        """Start the agent, with a socket as its stdin and stdout."""
-        ours, theirs = socket.socketpair()
+        """Start the agent, which writes its stderr to ``log``. The pipe is in ``register`` until it is closed.
+
+        Raises:
+            SandboxUnavailable: it cannot be started.
+        """
+        # Sockets, for they hold more than pipes; one each way, for the end of one must not lose what is in the other.
+        stdin, their_stdin = socket.socketpair()
+        stdout, their_stdout = socket.socketpair()
         try:
-            with theirs, log.open("ab") as stderr:
+            with their_stdin, their_stdout, log.open("ab") as stderr:
                 process = await asyncio.to_thread(
-                    subprocess.Popen,
-                    argv,
-                    stdin=theirs,
-                    stdout=theirs,
-                    stderr=stderr,
-                    env=env,
-                    cwd=cwd,
-                    start_new_session=True,
+                    lambda: subprocess.Popen(
+                        argv,
+                        stdin=their_stdin.fileno(),
+                        stdout=their_stdout.fileno(),
+                        stderr=stderr,
+                        env=env,
+                        cwd=cwd,
+                        start_new_session=True,
+                    )
                 )
         except OSError as error:
-            ours.close()
+            stdin.close()
+            stdout.close()
             raise SandboxUnavailable(f"The agent cannot be started: {error}") from error
-        ours.setblocking(False)
-        reader, writer = await asyncio.open_connection(sock=ours, limit=1 << 18)
-        return cls(process, reader, writer, register)
+        _, writer = await asyncio.open_connection(sock=stdin)
+        reader, other = await asyncio.open_connection(sock=stdout, limit=1 << 18)
+        return cls(process, writer, reader, (writer, other), register)
 
     async def read(self, num_bytes: int) -> bytes:
         """See `Duplex.read`."""
-        return await self._reader.read(num_bytes)
+        return await self._stdout.read(num_bytes)
 
     async def write(self, data: bytes) -> None:
         """See `Duplex.write`."""
-        self._writer.write(data)
-        await self._writer.drain()
+        self._stdin.write(data)
+        await self._stdin.drain()
 
     async def close(self) -> None:
         """Close it and see the agent end, which is killed if it does not; idempotent."""
         self._register.discard(self)
-        self._writer.close()
-        with suppress(OSError):
-            await self._writer.wait_closed()
+        for end in self._ends:
+            end.close()
+            with suppress(OSError):
+                await end.wait_closed()
         try:
-            await asyncio.to_thread(self._process.wait, 5.0)
+            await asyncio.to_thread(self.process.wait, 5.0)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            await asyncio.to_thread(self._process.wait)
+            self.process.kill()
+            await asyncio.to_thread(self.process.wait)

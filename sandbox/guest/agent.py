@@ -146,7 +146,11 @@ def pack_archive(path: str, name: str) -> Iterator[bytes]:
         ArchiveError: NoSuchPath or UnsafePath (a pipe or a device).
     """
     block = bytearray()
-    for piece in _archive_pieces(os.path.realpath(path), name):
+    try:
+        path = os.path.realpath(path)
+    except OSError as error:
+        raise ArchiveError("NoSuchPath", f"{path}: {error.strerror}") from error
+    for piece in _archive_pieces(path, name):
         block += piece
         if len(block) >= PIECE_BYTES:
             yield bytes(block)
@@ -210,16 +214,31 @@ def unpack_archive(stream: BinaryIO, folder: str) -> None:
     """
     import tarfile
 
+    class Member(tarfile.TarInfo):
+        @classmethod
+        def frombuf(cls, *arguments: Any) -> Any:
+            try:
+                return super().frombuf(*arguments)
+            except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
+                ends.append(True)
+                raise
+
     root = os.path.realpath(folder)
-    links: list[tuple[str, str, str]] = []
+    links: dict[str, tuple[str, str]] = {}
+    ends: list[bool] = []
+    archive: Any
     try:
-        with tarfile.open(fileobj=stream, mode="r|", bufsize=PIECE_BYTES, errors="surrogateescape") as archive:
+        with tarfile.open(
+            fileobj=stream, mode="r|", bufsize=PIECE_BYTES, errors="surrogateescape", tarinfo=Member
+        ) as archive:
             while True:
                 member = archive.next()
                 if member is None:
                     break
                 archive.members = []  # it would remember every one
                 _unpack_member(archive, member, root, links)
+            if not ends:  # tarfile takes nonsense, or nothing, behind a member for the end
+                raise EOFError("it has no end")
             while stream.read(PIECE_BYTES):  # padding: whoever writes it must not find a closed pipe
                 pass
         _make_links(links)
@@ -232,11 +251,11 @@ def unpack_archive(stream: BinaryIO, folder: str) -> None:
         raise ArchiveError("SandboxError", f"not a whole archive: {error}") from error
 
 
-def _unpack_member(archive: Any, member: Any, root: str, links: list[tuple[str, str, str]]) -> None:
+def _unpack_member(archive: Any, member: Any, root: str, links: dict[str, tuple[str, str]]) -> None:
     path = _place(root, member.name)
     parent = root if path == root else os.path.dirname(path)
-    if not _inside(os.path.realpath(parent), root):
-        raise ArchiveError("UnsafePath", f"{member.name!r} leads through a link out of the folder")
+    if not _inside(os.path.realpath(parent), root) or any(_inside(path, link) and path != link for link in links):
+        raise ArchiveError("UnsafePath", f"{member.name!r} leads through a link")
     os.makedirs(parent, exist_ok=True)
     if member.isdir():
         if not os.path.isdir(path) or os.path.islink(path):
@@ -245,7 +264,7 @@ def _unpack_member(archive: Any, member: Any, root: str, links: list[tuple[str, 
             os.chmod(path, member.mode & 0o777 | 0o700)
     elif member.issym():
         first = next(part for part in member.name.split("/") if part)
-        links.append((path, member.linkname, root if first == "." else os.path.join(root, first)))
+        links[path] = (member.linkname, root if first == "." else os.path.join(root, first))
     elif member.islnk():
         source = _place(root, member.linkname)
         if os.path.islink(source) or not _inside(os.path.realpath(source), root):
@@ -286,13 +305,13 @@ def _clear(path: str) -> None:
         pass
 
 
-def _make_links(links: list[tuple[str, str, str]]) -> None:
-    for path, target, _ in links:
+def _make_links(links: dict[str, tuple[str, str]]) -> None:
+    for path, (target, _) in links.items():
         _clear(path)
         os.symlink(target, path)
-    for path, target, folder in links:
+    for path, (target, folder) in links.items():
         if not _inside(os.path.realpath(path), os.path.realpath(folder)) or path == folder:
-            for made, _, _ in links:
+            for made in links:
                 _clear(made)
             raise ArchiveError("UnsafePath", f"the link {path!r} leads out of its folder, to {target!r}")
 
@@ -327,7 +346,7 @@ def read_variable(pid: int, name: bytes) -> bytes:
 
 def _cgroup_file(controller: str, v1_name: str, v2_name: str) -> str:
     """Return the path of this container's own file of that controller, "" where there is none."""
-    own = {}
+    own: dict[str, str] = {}
     try:
         with open("/proc/self/cgroup") as file:
             for line in file:
@@ -841,8 +860,8 @@ class Shell:
         self._run_marker = self.marker + b".%d" % task.id
         quoted = command.replace(b"'", b"'\\''")
         restore = b"rollcage_status %d; " % self._last_status if self._last_status else b""
-        self._stdin.write(
-            b"{ export %s=%s; } 2>/dev/null; %seval '%s' </dev/null %d>&-; { command echo $? >&%d; } 2>/dev/null\n"
+        self._stdin.write(  # the empty line takes bash's parser back from a syntax error in an earlier eval
+            b"\n{ export %s=%s; } 2>/dev/null; %seval '%s' </dev/null %d>&-; { command echo $? >&%d; } 2>/dev/null\n"
             % (_MARKER, self._run_marker, restore, quoted, _STATUS_FD, _STATUS_FD)
         )
         self.agent.at(self, task.started + task.timeout_s, self._on_deadline)

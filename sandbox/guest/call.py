@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from rollcage.sandbox.errors import (
     DeadlineExceeded,
@@ -20,6 +20,7 @@ from rollcage.sandbox.errors import (
 from rollcage.sandbox.guest import agent
 from rollcage.sandbox.types import ExecResult
 
+T = TypeVar("T")
 _ERRORS: dict[str, type[SandboxError]] = {
     "SandboxUnavailable": SandboxUnavailable,
     "NoSuchPath": NoSuchPath,
@@ -57,7 +58,7 @@ class Call:
     Args:
         call_id: goes with every message of the call.
         deadline: loop time after which nothing more is waited for.
-        what: for messages, such as "the command".
+        what: for messages, such as "The command".
         max_output_bytes: as asked for; an agent that sends much more is broken, or not ours any more.
         send: sends a message to the agent.
         forget: called at the end; messages that still come are dropped then.
@@ -126,21 +127,28 @@ class Call:
             SandboxUnavailable, NoSuchPath, UnsafePath, SandboxError: it is an error.
         """
         if not self._messages:
-            try:
-                async with asyncio.timeout_at(self.deadline):
-                    while not self._messages:
-                        if self._lost:
-                            raise GuestLost(self._lost)
-                        self._arrived.clear()
-                        await self._arrived.wait()
-            except TimeoutError:
-                raise DeadlineExceeded(f"There was no answer to {self._what} by its deadline.") from None
+            await self.in_time(self._wait())
         message, payload = self._messages.popleft()
         self._num_waiting_bytes -= agent.charge(payload)
         self._is_answered = message["op"] in _LAST
         if message["op"] == "error":
             raise _ERRORS.get(message["kind"], SandboxError)(message["message"])
         return message, payload
+
+    async def _wait(self) -> None:
+        while not self._messages:
+            if self._lost:
+                raise GuestLost(self._lost)
+            self._arrived.clear()
+            await self._arrived.wait()
+
+    async def in_time(self, awaitable: Awaitable[T]) -> T:
+        """Await something by the call's deadline; raises DeadlineExceeded."""
+        try:
+            async with asyncio.timeout_at(self.deadline):
+                return await awaitable
+        except TimeoutError:
+            raise DeadlineExceeded(f"{self._what} did not end by its deadline.") from None
 
     def give_credit(self, payload: bytes) -> None:
         """A piece of streamed output has been taken: so much more may come."""

@@ -40,7 +40,9 @@ class Duplex(Protocol):
 
 def agent_command(python: str = "python3") -> tuple[str, ...]:
     """Return the command that starts the agent, once `open_agent` hands it the source."""
-    start = f"import sys;exec(compile(sys.stdin.buffer.read({len(_SOURCE)}),'<rollcage agent>','exec'))"
+    # A buffer of one byte, so that nothing behind the source is read.
+    read = f"io.BufferedReader(io.FileIO(0,closefd=False),1).read({len(_SOURCE)})"
+    start = f"import io;exec(compile({read},'<rollcage agent>','exec'))"
     return (python, "-I", "-S", "-c", start)
 
 
@@ -115,7 +117,7 @@ class AgentGuest:
             "stdin_bytes": len(request.stdin),
             "streamed": ["stdout", "stderr"] if on_output else [],
         }
-        with self._call("the command", header, request.timeout_s, request.max_output_bytes, payload=first) as call:
+        with self._call("The command", header, request.timeout_s, request.max_output_bytes, payload=first) as call:
             sent, allowed = len(first), agent.WINDOW_BYTES
             while True:
                 message, payload = await call.next()
@@ -134,29 +136,25 @@ class AgentGuest:
 
     async def open_session(self, *, env: dict[str, str], cwd: str) -> AgentSession:
         """See `Guest.open_session`; raises SandboxUnavailable where no shell can be started, as without ``cwd``."""
-        with self._call("the start of a shell", {"op": "session", "env": env, "cwd": cwd}, GRACE_S) as call:
+        with self._call("The start of a shell", {"op": "session", "env": env, "cwd": cwd}, GRACE_S) as call:
             await call.next()
             return AgentSession(self, call.id)
 
     async def put(self, chunks: AsyncIterator[bytes], folder: str, *, timeout_s: float) -> None:
         """See `Guest.put`."""
-        with self._call(f"the upload to {folder!r}", {"op": "put", "folder": folder}, timeout_s) as call:
+        with self._call(f"The upload to {folder!r}", {"op": "put", "folder": folder}, timeout_s) as call:
             room = agent.WINDOW_BYTES
-            try:
-                async with asyncio.timeout_at(call.deadline):
-                    async for chunk in chunks:
-                        for at in range(0, len(chunk), 4 * agent.PIECE_BYTES):
-                            piece = chunk[at : at + 4 * agent.PIECE_BYTES]
-                            while room <= 0 or call.has_message:
-                                message, payload = await call.next()
-                                if message["op"] == "done":  # before the end: it was refused
-                                    call.check_moved(message, payload)
-                                    raise SandboxError("The archive went on after its end.")
-                                room += message["n"]
-                            room -= len(piece)
-                            self._send({"op": "data", "id": call.id}, piece)
-            except TimeoutError:
-                raise DeadlineExceeded(f"Putting into {folder!r} did not end within {timeout_s:g} s.") from None
+            while (chunk := await call.in_time(anext(chunks, None))) is not None:
+                for at in range(0, len(chunk), 4 * agent.PIECE_BYTES):
+                    piece = chunk[at : at + 4 * agent.PIECE_BYTES]
+                    while room <= 0 or call.has_message:
+                        message, payload = await call.next()
+                        if message["op"] == "done":  # before the end: it was refused
+                            call.check_moved(message, payload)
+                            raise SandboxError("The archive went on after its end.")
+                        room += message["n"]
+                    room -= len(piece)
+                    self._send({"op": "data", "id": call.id}, piece)
             self._send({"op": "data", "id": call.id, "end": True})
             while True:
                 message, payload = await call.next()
@@ -167,7 +165,7 @@ class AgentGuest:
     async def get(self, path: str, *, timeout_s: float) -> AsyncIterator[bytes]:
         """See `Guest.get`."""
         header = {"op": "get", "path": path, "streamed": ["stdout"]}
-        with self._call(f"the download of {path!r}", header, timeout_s) as call:
+        with self._call(f"The download of {path!r}", header, timeout_s) as call:
             while True:
                 message, payload = await call.next()
                 if message["op"] == "output":
@@ -179,7 +177,7 @@ class AgentGuest:
 
     async def ping(self, *, timeout_s: float) -> Vitals:
         """See `Guest.ping`; raises SandboxUnavailable where no process can be started inside."""
-        with self._call("a probe", {"op": "ping"}, timeout_s, grace_s=0.0) as call:
+        with self._call("A probe", {"op": "ping"}, timeout_s, grace_s=0.0) as call:
             message, _ = await call.next()
             return Vitals(
                 num_oom_kills=int(message["num_oom_kills"]),
@@ -191,12 +189,12 @@ class AgentGuest:
     async def run_in_session(self, session: int, command: str, timeout_s: float, max_output_bytes: int) -> ExecResult:
         """Run a command in the shell of that number; see `AgentSession.run`."""
         header = {"op": "run", "session": session, "command": command}
-        with self._call("the command", header, timeout_s, max_output_bytes) as call:
+        with self._call("The command", header, timeout_s, max_output_bytes) as call:
             return call.result(*await call.next())
 
     async def close_session(self, session: int) -> None:
         """End the shell of that number; idempotent."""
-        with self._call("the end of a shell", {"op": "close_session", "session": session}, GRACE_S) as call:
+        with self._call("The end of a shell", {"op": "close_session", "session": session}, GRACE_S) as call:
             await call.next()
 
     async def close(self) -> None:
@@ -223,10 +221,11 @@ class AgentGuest:
         max_output_bytes: int = agent.PIECE_BYTES,
         *,
         payload: bytes = b"",
-        grace_s: float = GRACE_S,
+        grace_s: float | None = None,
     ) -> Call:
+        grace_s = GRACE_S if grace_s is None else grace_s
         deadline = asyncio.get_running_loop().time() + timeout_s + grace_s
-        call = Call(next(self._ids), deadline, what, max_output_bytes, self._send, self._calls.pop)
+        call = Call(next(self._ids), deadline, what, max_output_bytes, self._send, self._calls.__delitem__)
         limits = {"timeout_s": timeout_s, "max_output_bytes": max_output_bytes, "credit": agent.WINDOW_BYTES}
         self._send({**header, **limits, "id": call.id}, payload)
         self._calls[call.id] = call

@@ -1,4 +1,4 @@
-"""An agent of this machine, for the guest's tests."""
+"""An agent of this machine, for the guest's tests. ROLLCAGE_AGENT_PYTHON may name another interpreter for it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from rollcage.sandbox.types import ExecRequest, ExecResult
 
 
 @asynccontextmanager
-async def local_guest(folder: Path, *, python: str = sys.executable) -> AsyncIterator[AgentGuest]:
+async def local_guest(folder: Path) -> AsyncIterator[AgentGuest]:
     """Yield a connection to an agent that works in ``folder``; what it writes on stderr, such as a traceback, fails."""
     pipes: set[AgentPipe] = set()
     log = folder / ".agent.log"
+    python = os.environ.get("ROLLCAGE_AGENT_PYTHON", sys.executable)
     pipe = await AgentPipe.start(agent_command(python), {"PATH": os.environ["PATH"]}, folder, log, pipes)
     guest = await open_agent(pipe)
     try:

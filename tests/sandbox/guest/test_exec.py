@@ -357,7 +357,7 @@ def test_when_the_manager_dies_running_commands_die_and_background_children_live
                 asyncio.create_task(session.run("setsid sleep 600.09 & sleep 600.09")),
             ]
             await wait_until(lambda: len(find_processes("600.09")) == 4)
-            guest._duplex._writer.transport.abort()
+            guest._duplex._stdin.transport.abort()
             for task in tasks:
                 with pytest.raises(GuestLost):
                     await task

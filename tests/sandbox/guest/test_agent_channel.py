@@ -1,0 +1,389 @@
+"""The connection to the agent: its start, its end, frames of every bad kind, and what an idle agent costs."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import gc
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from tests.sandbox.guest.local_guest import find_processes, local_guest, run, wait_until, with_guest
+
+from rollcage.sandbox.drivers.process import AgentPipe
+from rollcage.sandbox.errors import DeadlineExceeded, GuestLost, SandboxUnavailable
+from rollcage.sandbox.guest import agent
+from rollcage.sandbox.guest.channel import AgentGuest, agent_command, open_agent
+from rollcage.sandbox.types import ExecRequest
+
+
+async def start(folder: Path, *command: str) -> AgentPipe:
+    """Start a program in the agent's place."""
+    return await AgentPipe.start(command, dict(os.environ), folder, folder / "log", set())
+
+
+class ScriptedPipe:
+    """A `Duplex` in memory: a test is the agent.
+
+    Attributes:
+        sent: what the host wrote after the source.
+    """
+
+    def __init__(self, answer: Callable[[ScriptedPipe, dict[str, object]], None] = lambda pipe, message: None) -> None:
+        self.sent: list[dict[str, object]] = []
+        self.is_closed = False
+        self._answer = answer
+        self._incoming: asyncio.Queue[bytes] = asyncio.Queue()
+        self._frames: agent.FrameReader | None = None
+
+    def feed(self, data: bytes) -> None:
+        """Have the host read this."""
+        self._incoming.put_nowait(data)
+
+    def say(self, payload: bytes = b"", **header: object) -> None:
+        """Have the host read a frame."""
+        self.feed(agent.pack_frame(header, payload))
+
+    async def read(self, num_bytes: int) -> bytes:
+        return await self._incoming.get()
+
+    async def write(self, data: bytes) -> None:
+        if self._frames is None:
+            self._frames = agent.FrameReader()
+            self.feed(agent.MAGIC + agent.pack_frame({"op": "hello"}))
+            return
+        for message, _ in self._frames.feed(data):
+            self.sent.append(message)
+            if message["op"] == "shutdown":
+                self.feed(b"")
+            else:
+                self._answer(self, message)
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+def with_script(
+    answer: Callable[[ScriptedPipe, dict[str, object]], None],
+    test: Callable[[AgentGuest, ScriptedPipe], Awaitable[None]],
+) -> None:
+    """Run a test against an agent that answers as scripted."""
+
+    async def main() -> None:
+        pipe = ScriptedPipe(answer)
+        guest = await open_agent(pipe)
+        await test(guest, pipe)
+        await guest.close()
+        assert pipe.is_closed
+
+    asyncio.run(main())
+
+
+def test_the_agent_is_one_file_of_python_3_7_and_the_standard_library() -> None:
+    tree = ast.parse(Path(agent.__file__).read_text(), feature_version=(3, 7))
+    imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    names = {alias.name for node in imports if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in imports if isinstance(node, ast.ImportFrom) and node.module}
+    assert {name.split(".")[0] for name in names} <= sys.stdlib_module_names
+
+
+def test_noise_before_the_agent_is_skipped(tmp_path: Path) -> None:
+    async def main() -> None:
+        python, *options, start_ = agent_command(sys.executable)
+        noisy = "import sys; sys.stdout.write('welcome!\\n\\0' * 100); sys.stdout.flush();" + start_
+        guest = await open_agent(await start(tmp_path, python, *options, noisy))
+        assert (await run(guest, "echo ok")).stdout == b"ok\n"
+        await guest.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("command", "error", "words"),
+    [
+        (("sh", "-c", "echo no python here; exit 127"), GuestLost, "no python here"),
+        (("sh", "-c", "exec yes garbage"), GuestLost, "garbage"),
+        (("true",), GuestLost, "nothing"),
+        (("sh", "-c", "echo wait; exec sleep 60"), DeadlineExceeded, "wait"),
+        (("sh", "-c", "printf '\\0rollcage-agent-1\\nXXXXXXXXXXXX'; cat"), GuestLost, "lengths"),
+        (("sh", "-c", "printf '\\0rollcage-agent-1\\n'"), GuestLost, "ended"),
+    ],
+)
+def test_what_is_no_agent_is_an_error_that_shows_what_it_wrote(
+    tmp_path: Path, command: tuple[str, ...], error: type[Exception], words: str
+) -> None:
+    async def main() -> None:
+        pipe = await start(tmp_path, *command)
+        with pytest.raises(error, match=words):
+            await open_agent(pipe, timeout_s=0.5)
+        assert pipe.process.returncode is not None, "the process is gone"
+
+    asyncio.run(main())
+
+
+def test_a_program_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
+    async def main() -> None:
+        with pytest.raises(SandboxUnavailable, match="nope"):
+            await start(tmp_path, "/nope")
+
+    asyncio.run(main())
+
+
+def test_when_the_agent_is_killed_all_calls_are_told(tmp_path: Path) -> None:
+    async def main() -> None:
+        guest = await open_agent(await start(tmp_path, *agent_command(sys.executable)))
+        session = await guest.open_session(env={}, cwd="")
+        pid = int((await run(guest, "echo $PPID")).stdout)
+        tasks = [
+            asyncio.create_task(run(guest, "sleep 3.21")),
+            asyncio.create_task(session.run("sleep 3.21")),
+        ]
+        await wait_until(lambda: len(find_processes("3.21")) == 2)
+        os.kill(pid, signal.SIGKILL)
+        for task in tasks:
+            with pytest.raises(GuestLost):
+                await asyncio.wait_for(task, 2)
+        with pytest.raises(GuestLost):
+            await run(guest, "true")
+        with pytest.raises(GuestLost):
+            await guest.ping(timeout_s=1)
+        await session.close()
+        await guest.close()
+        await guest.close()
+
+    asyncio.run(main())
+
+
+def test_an_agent_that_is_frozen_costs_its_calls_their_deadline_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollcage.sandbox.guest.channel.GRACE_S", 0.2)
+
+    async def main() -> None:
+        async with local_guest(tmp_path) as guest:
+            pid = int((await run(guest, "echo $PPID")).stdout)
+            os.kill(pid, signal.SIGSTOP)
+            started = time.monotonic()
+            with pytest.raises(DeadlineExceeded):
+                await guest.ping(timeout_s=0.3)
+            with pytest.raises(DeadlineExceeded):
+                await guest.put(forever(), "x", timeout_s=0.3)
+            assert time.monotonic() - started < 2
+            os.kill(pid, signal.SIGCONT)
+            assert (await run(guest, "echo ok")).stdout == b"ok\n"
+
+    async def forever():  # type: ignore[no-untyped-def]
+        while True:
+            yield bytes(100_000)
+
+    asyncio.run(main())
+
+
+def test_closing_ends_calls_in_flight_and_leaves_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        before = len(os.listdir("/proc/self/fd"))
+        guest = await open_agent(await start(tmp_path, *agent_command(sys.executable)))
+        call = asyncio.create_task(run(guest, "sleep 600.22"))
+        await wait_until(lambda: len(find_processes("600.22")) == 1)
+        await asyncio.gather(guest.close(), guest.close())
+        with pytest.raises(GuestLost):
+            await call
+        assert find_processes("600.22") == []
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        gc.collect()
+        assert len(os.listdir("/proc/self/fd")) == before
+
+    asyncio.run(main())
+
+
+def test_a_probe_fails_where_no_process_can_be_started(tmp_path: Path) -> None:
+    """Rehearsed with a source whose shell is gone: /bin of this machine must stay."""
+
+    async def main() -> None:
+        source = Path(agent.__file__).read_bytes().replace(b"/bin/sh", b"/nix/sh")
+        command = list(agent_command(sys.executable))
+        pipe = await start(tmp_path, *command)
+        write, pipe.write = pipe.write, lambda data: write(source)  # type: ignore[method-assign,assignment]
+        guest = await open_agent(pipe)
+        pipe.write = write  # type: ignore[method-assign]
+        with pytest.raises(SandboxUnavailable, match="no process can be started"):
+            await guest.ping(timeout_s=5)
+        await guest.close()
+
+    asyncio.run(main())
+
+
+def test_frames_are_cut_wherever_the_pipe_cuts_them() -> None:
+    frames = [({"op": "x", "n": n, "text": "ü" * n}, bytes([n]) * n * 37) for n in range(40)]
+    data = b"".join(agent.pack_frame(*frame) for frame in frames)
+    chance = random.Random(1)
+    for _ in range(30):
+        reader, found, at = agent.FrameReader(), [], 0
+        while at < len(data):
+            size = chance.choice((1, 7, 100, 5000))
+            found += reader.feed(data[at : at + size])
+            at += size
+        assert found == frames
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        b"\xff" * 64,
+        b"\0\0\0\2\0\0\0\0[]",
+        b"\0\0\0\2\0\0\0\0{]",
+        b"\0\0\0\1\0\0\0\0\xff",
+        b"\0\0\0\0\xff\xff\xff\xff",
+        b"\1\0\0\0\0\0\0\0" + b"[" * (1 << 24),
+        agent.pack_frame({"op": "evil", "id": 1}),
+        agent.pack_frame({"op": "done", "id": 1}),
+        agent.pack_frame({"op": "output", "id": 1, "source": 3}),
+        agent.pack_frame({"op": "hello", "id": [1]}),
+        agent.pack_frame({"op": None, "id": {}}),
+    ],
+)
+def test_nonsense_from_the_agent_ends_the_connection(nonsense: bytes) -> None:
+    async def test(guest: AgentGuest, pipe: ScriptedPipe) -> None:
+        with pytest.raises(GuestLost, match="broke"):
+            await asyncio.wait_for(run(guest, "true"), 5)
+        with pytest.raises(GuestLost):
+            await run(guest, "true")
+
+    with_script(lambda pipe, message: pipe.feed(nonsense), test)
+
+
+@pytest.mark.parametrize("op", ["output", "kept"])
+def test_an_agent_that_sends_without_end_is_cut_off(op: str) -> None:
+    """Whoever took over the agent must not fill the manager's memory."""
+
+    def flood(pipe: ScriptedPipe, message: dict[str, object]) -> None:
+        if message["op"] == "exec":
+            for _ in range(100):
+                pipe.say(bytes(1 << 20), op=op, id=message["id"], source="stdout")
+
+    async def test(guest: AgentGuest, pipe: ScriptedPipe) -> None:
+        with pytest.raises(GuestLost, match="more output than was asked for"):
+            await guest.exec(ExecRequest("true"))
+
+    with_script(flood, test)
+
+
+def test_messages_for_calls_that_are_over_are_dropped() -> None:
+    def late(pipe: ScriptedPipe, message: dict[str, object]) -> None:
+        if message["op"] == "cancel":
+            pipe.say(op="done", id=message["id"])
+        elif message["op"] == "ping" and len(pipe.sent) > 2:
+            pipe.say(op="vitals", id=message["id"], num_oom_kills=1, memory_bytes=2, num_pids=3, cpu_s=4)
+
+    async def test(guest: AgentGuest, pipe: ScriptedPipe) -> None:
+        with pytest.raises(DeadlineExceeded):
+            await guest.ping(timeout_s=0.05)
+        await asyncio.sleep(0.05)
+        assert [message["op"] for message in pipe.sent] == ["ping", "cancel"]
+        vitals = await guest.ping(timeout_s=5)
+        assert (vitals.num_oom_kills, vitals.memory_bytes, vitals.num_pids, vitals.cpu_s) == (1, 2, 3, 4)
+
+    with_script(late, test)
+
+
+def test_the_agent_outlives_bad_requests_but_no_bad_frames(tmp_path: Path) -> None:
+    """Fuzz: 300 requests of wrong shapes are answered; bytes that are no frames end it."""
+    chance = random.Random(7)
+    values = [None, -1, 0, 1e300, "x", "", [], {}, [1], {"a": 1}, True, "\0", "ü\ud800", [[["x"]]]]
+    fields = [
+        "id",
+        "command",
+        "env",
+        "cwd",
+        "timeout_s",
+        "max_output_bytes",
+        "session",
+        "folder",
+        "path",
+        "n",
+        "stdin_bytes",
+    ]
+    ops = [
+        "exec",
+        "data",
+        "credit",
+        "cancel",
+        "session",
+        "run",
+        "close_session",
+        "ping",
+        "x",
+        "_on_stdin",
+        "shut",
+        None,
+    ]
+
+    async def main() -> None:
+        pipe = await start(tmp_path, *agent_command(sys.executable))
+        await pipe.write(Path(agent.__file__).read_bytes())
+        assert (await pipe.read(1 << 16)).startswith(agent.MAGIC)
+        for number in range(300):
+            header = {name: chance.choice(values) for name in chance.sample(fields, chance.randrange(len(fields)))}
+            header["id"] = chance.choice([1000 + number, *values])
+            header["command"] = chance.choice(["true", ["true"], *values])
+            payload = chance.randbytes(chance.randrange(50))
+            await pipe.write(agent.pack_frame({"op": chance.choice(ops), **header}, payload))
+        await pipe.write(agent.pack_frame({"op": "exec", "id": 5000, "command": "echo still there"}))
+        seen = b""
+        while b"still there" not in seen:
+            data = await asyncio.wait_for(pipe.read(1 << 16), 10)
+            assert data, (tmp_path / "log").read_text()
+            seen += data
+        await pipe.close()
+        assert (tmp_path / "log").read_text() == ""
+
+    asyncio.run(main())
+
+    process = subprocess.Popen(agent_command(sys.executable), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=-1)
+    stdout, stderr = process.communicate(Path(agent.__file__).read_bytes() + b"\xff" * 100, timeout=10)
+    assert stdout.startswith(agent.MAGIC)
+    assert b"nonsense" in stderr
+    assert process.returncode == 0
+
+
+def test_an_idle_agent_costs_no_cpu_and_little_memory(tmp_path: Path) -> None:
+    """Memory is the proportional set size: what is shared with other interpreters counts by its share."""
+
+    async def test(guest: AgentGuest) -> None:
+        pid = (await run(guest, "echo $PPID")).stdout_text.strip()
+        usage = Path(f"/proc/{pid}/stat")
+        before = usage.read_text().split()[13:15]
+        await asyncio.sleep(2.0)
+        assert usage.read_text().split()[13:15] == before
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        kib = {line.split()[0]: int(line.split()[1]) for line in lines[1:]}
+        assert kib["Pss:"] < 12 * 1024
+        assert kib["Pss_Anon:"] < 8 * 1024
+
+    with_guest(tmp_path, test)
+
+
+def test_commands_are_fast(tmp_path: Path) -> None:
+    """A loose bound for busy machines; benchmarks/sandbox measures."""
+
+    async def test(guest: AgentGuest) -> None:
+        session = await guest.open_session(env={}, cwd="")
+        times: dict[str, list[float]] = {"exec": [], "session": []}
+        for _ in range(100):
+            started = time.monotonic()
+            await run(guest, "true")
+            times["exec"].append(time.monotonic() - started)
+            started = time.monotonic()
+            await session.run("true")
+            times["session"].append(time.monotonic() - started)
+        for kind in times.values():
+            assert sorted(kind)[50] < 0.02
+
+    with_guest(tmp_path, test)
