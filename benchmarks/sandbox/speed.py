@@ -71,14 +71,19 @@ def main(argv: Sequence[str]) -> int:
 def report(result: dict[str, Any]) -> str:
     """Return the result as Markdown."""
     how, measured = result["how"], result["measured"]
-    versions = ", ".join(f"{name} {found['begin']['version']}" for name, found in measured.items() if "begin" in found)
+    versions = {
+        name.partition(" ")[0].rstrip(","): found["begin"]["version"]
+        for name, found in measured.items()
+        if "begin" in found
+    }
+    listed = ", ".join(f"{name} {number}" for name, number in versions.items())
     lines = [
         "# Sandboxes: speed and behaviour",
         "",
         f"How: `{how['command']}`. Same daemon (Docker {how['docker']}), same image ({how['image']}, with swe-rex's "
         f"server added where it takes part), one CPU and 256 MiB each. Everyone has a process of its own and takes "
         f"turns, {how['turns']} of each kind, in random order. {how['cpu']}, {how['memory_gib']:.0f} GiB, Linux "
-        f"{how['kernel']}; Python {how['python']}; {versions}; load {how['load_before']:.2f} before and "
+        f"{how['kernel']}; Python {how['python']}; {listed}; load {how['load_before']:.2f} before and "
         f"{how['load_after']:.2f} after. swe-rex needs a network (its server is spoken to over a port).",
     ]
     for name, error in ((name, found["error"]) for name, found in measured.items() if "error" in found):
