@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "reap": ("removing", "remove what has no right to live: expired sandboxes, orphaned containers and images"),
     "images": ("images", "make the base image, list images, remove unused ones"),
     "doctor": ("doctor", "say what is missing on this machine, and how to mend it"),
+    "chaos": ("chaos", "let everything go wrong on a real daemon, and see whether every promise holds"),
     "serve": ("serving", "serve the sandboxes over HTTP"),
 }
 """command -> (module of `rollcage.sandbox.commands` that holds `run_<command>(argv) -> exit code`, what it does)"""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response
@@ -19,7 +21,7 @@ from rollcage.sandbox.wire import error_to_json
 
 
 class Service:
-    """The application and what it keeps.
+    """The application and what it keeps; made inside a running event loop.
 
     Args:
         sandboxes: the manager; not closed here.
@@ -39,12 +41,18 @@ class Service:
             separate_input_output_schemas=False,
             responses={"default": {"description": "an error, typed"}},
         )
-        app.state.sandboxes, app.state.sessions = sandboxes, self._sessions
+        self._stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        app.state.sandboxes, app.state.sessions, app.state.stopping = sandboxes, self._sessions, self._stopping
         _add_errors(app)
         _add_page(app)
         app.include_router(routes.router)
         app.include_router(commands.router)
         self.app = Gate(app, token)
+
+    def stop(self) -> None:
+        """End the calls that run; their clients are told."""
+        if not self._stopping.done():
+            self._stopping.set_result(None)
 
     async def close(self) -> None:
         """Close the shells that clients left open."""

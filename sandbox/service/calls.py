@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from rollcage.errors import RollcageError
-from rollcage.sandbox.errors import DeadlineExceeded
+from rollcage.sandbox.errors import DeadlineExceeded, ServiceUnreachable
 
 GRACE_S = 30.0
 """So much longer than a call's own deadline is the one kept here, in case the manager does not keep its own."""
@@ -25,19 +25,23 @@ STALL_S = 600.0
 T = TypeVar("T")
 
 
-async def while_connected(receive: Receive, call: Coroutine[Any, Any, T], *, limit_s: float | None) -> T:
-    """Return what ``call`` returns; cancel it where the client leaves first.
+async def while_connected(scope: Scope, receive: Receive, call: Coroutine[Any, Any, T], *, limit_s: float | None) -> T:
+    """Return what ``call`` returns; cancel it where the client leaves first, or the service stops.
 
     Raises:
         DeadlineExceeded: it took longer than ``limit_s`` seconds.
         ClientDisconnect: the client left.
+        ServiceUnreachable: the service stops.
     """
+    stopping: asyncio.Future[None] = scope["app"].state.stopping
     running = asyncio.create_task(call)
     leaving = asyncio.create_task(_until_gone(receive))
     try:
-        await asyncio.wait({running, leaving}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({running, leaving, stopping}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         if running.done():
             return running.result()
+        if stopping.done():
+            raise ServiceUnreachable("the service stopped during the call.")
         if leaving.done():
             raise ClientDisconnect
         raise DeadlineExceeded(f"the manager did not answer within {limit_s:g} s.")
@@ -57,6 +61,11 @@ async def take_body(chunks: AsyncIterator[bytes], call: Callable[[AsyncIterator[
                 async for _ in chunks:
                     pass
         raise
+
+
+async def never() -> Message:
+    """Receive nothing: for calls that read the request's body themselves, and so hear that the client leaves."""
+    return await asyncio.get_running_loop().create_future()
 
 
 async def _until_gone(receive: Receive) -> None:
@@ -80,14 +89,20 @@ class Streamed(Response):
         super().__init__(media_type=media_type, headers={"cache-control": "no-store"})
         del self.headers["content-length"]
         self._chunks, self._limit_s, self._left_s = chunks, limit_s, limit_s
+        self._has_started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response."""
-        await while_connected(receive, self._send(send), limit_s=None)
+        """Send the response. What goes wrong after its start can only break it off."""
+        try:
+            await while_connected(scope, receive, self._send(send), limit_s=None)
+        except (RollcageError, ClientDisconnect):
+            if not self._has_started:
+                raise
 
     async def _send(self, send: Send) -> None:
         async with aclosing(self._chunks) as chunks:
             first = await self._next(chunks)
+            self._has_started = True
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             chunk = first
             while chunk is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
@@ -12,9 +11,8 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
 
 from rollcage.errors import RollcageError
-from rollcage.sandbox.errors import DeadlineExceeded
 from rollcage.sandbox.service import bodies
-from rollcage.sandbox.service.calls import GRACE_S, Streamed, take_body
+from rollcage.sandbox.service.calls import GRACE_S, Streamed, never, take_body, while_connected
 from rollcage.sandbox.service.found import Generation, Id, Present, ask, present, sessions_of
 from rollcage.sandbox.types import MIB, ExecResult, Output
 from rollcage.sandbox.wire import error_to_json, output_to_json, result_to_json
@@ -79,11 +77,8 @@ async def put(
         it = await present(request, sandbox_id, generation)
         await it.put_archive(chunks, folder, timeout_s=timeout_s)
 
-    try:
-        async with asyncio.timeout(timeout_s + GRACE_S), aclosing(request.stream()) as chunks:
-            await take_body(chunks, stored)  # it raises where the client leaves
-    except TimeoutError:
-        raise DeadlineExceeded(f"the archive was not unpacked within {timeout_s + GRACE_S:g} s.") from None
+    async with aclosing(request.stream()) as chunks:  # it raises where the client leaves
+        await while_connected(request.scope, never, take_body(chunks, stored), limit_s=timeout_s + GRACE_S)
     return JSONResponse({})
 
 

@@ -34,7 +34,7 @@ def sessions_of(request: Request) -> Sessions:
 
 async def ask(request: Request, call: Coroutine[Any, Any, T], limit_s: float = CALL_LIMIT_S) -> T:
     """Return what a call returns; it ends by its deadline, and when the client leaves."""
-    return await while_connected(request.receive, call, limit_s=limit_s)
+    return await while_connected(request.scope, request.receive, call, limit_s=limit_s)
 
 
 Generation = Annotated[int, Query(ge=0, description="the life that the caller knows of; 0: any")]

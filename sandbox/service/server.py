@@ -25,6 +25,10 @@ KEEP_ALIVE_S = 75
 """An idle connection is kept for so long: longer than clients keep theirs, so that none is closed under a request."""
 
 
+CANCEL_S = 10
+"""Calls that do not end when they are told to are left after so long."""
+
+
 @dataclass(frozen=True, slots=True)
 class Listen:
     """Where to listen.
@@ -108,7 +112,7 @@ async def _run(
             server_header=False,
             ws="none",
             timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=max(1, round(grace_s)),
+            timeout_graceful_shutdown=round(grace_s) + CANCEL_S,
         )
     )
     serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -121,6 +125,8 @@ async def _run(
         remove_address(folder, known)
         server.should_exit = True
         waiting.cancel()
+        await asyncio.wait({serving}, timeout=grace_s)
+        service.stop()
         await asyncio.gather(serving, waiting, return_exceptions=True)
         await service.close()
     if not serving.cancelled() and (failure := serving.exception()) is not None:
