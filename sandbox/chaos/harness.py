@@ -1,0 +1,216 @@
+"""The harness: proxy, manager, witness and cycles, and at the end the count of what is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rollcage.errors import RollcageError
+from rollcage.sandbox.chaos.cycle import Cycle, Stage
+from rollcage.sandbox.chaos.keeper import COMMAND, Keeper
+from rollcage.sandbox.chaos.ledger import Ledger
+from rollcage.sandbox.chaos.own_daemon import OwnDaemon
+from rollcage.sandbox.chaos.proxy import Proxy
+from rollcage.sandbox.chaos.schedule import Schedule, plan
+from rollcage.sandbox.chaos.witness import Witness, until
+from rollcage.sandbox.drivers.docker import DockerDriver
+from rollcage.sandbox.errors import BadSpec
+from rollcage.sandbox.types import MIB, SandboxSpec
+
+LEFT_S = 60.0
+"""Longest wait at the end until nothing is left."""
+ALIVE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is run.
+
+    Attributes:
+        endpoint: the daemon, on a unix socket.
+        image: of the sandboxes.
+        cycles: their numbers.
+        seed: what goes wrong, and when.
+        concurrency: cycles at once.
+        fault_share: of requests to the daemon that something happens to.
+        own_daemon: start a private daemon, which is killed at times, with the image of ``endpoint``; root only.
+        command: what runs the manager.
+    """
+
+    endpoint: str
+    image: str = "rollcage-base"
+    cycles: Sequence[int] = range(20)
+    seed: int = 0
+    concurrency: int = 4
+    fault_share: float = 0.08
+    own_daemon: bool = False
+    command: Sequence[str] = COMMAND
+
+
+@dataclass
+class Report:
+    """What came of it."""
+
+    options: Options
+    ledger: Ledger
+    num_faults: int = 0
+    num_kills: int = 0
+    num_daemon_restarts: int = 0
+    duration_s: float = 0.0
+    faults: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        """Whether every promise held and nothing was left."""
+        return not self.ledger.breaches
+
+    def __str__(self) -> str:
+        """Return the summary line."""
+        end = "every promise held, nothing left" if self.ok else f"{len(self.ledger.breaches)} promises BROKEN"
+        num_checks = sum(self.ledger.kept.values()) + len(self.ledger.breaches)
+        restarts = f", {self.num_daemon_restarts} restarts of the daemon" if self.options.own_daemon else ""
+        return (
+            f"chaos: {len(self.options.cycles)} cycles, seed {self.options.seed}: {self.num_faults} faults, "
+            f"{self.num_kills} kills of the manager{restarts}, {num_checks} checks in {self.duration_s:.0f} s: {end}"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON-able data."""
+        told = {"ok": self.ok, "seed": self.options.seed, "cycles": list(self.options.cycles), "faults": self.faults}
+        numbers = {"num_kills": self.num_kills, "num_daemon_restarts": self.num_daemon_restarts}
+        return told | numbers | {"duration_s": round(self.duration_s, 1)} | self.ledger.to_json()
+
+
+async def run(options: Options, tell: Callable[[str], None]) -> Report:
+    """Run the cycles and count; ``tell`` gets a line about each.
+
+    Raises:
+        BadSpec: the endpoint is no unix socket.
+        RollcageError: there is no daemon, no image, or the manager cannot be started at all.
+    """
+    loop, num_files = asyncio.get_running_loop(), len(os.listdir("/proc/self/fd"))
+    begin_s, report = loop.time(), Report(options, Ledger())
+    schedule = Schedule(options.seed, options.fault_share)
+    try:
+        async with _staged(options, schedule, report) as (stage, store):
+            places = asyncio.Semaphore(options.concurrency)
+
+            async def one(number: int) -> None:
+                async with places:
+                    known = len(report.ledger.breaches)
+                    tell(f"cycle {number}: {await Cycle(stage, plan(options.seed, number)).run()}")
+                    for breach in report.ledger.breaches[known:]:
+                        tell(str(breach))
+
+            async with asyncio.TaskGroup() as cycles:
+                for number in options.cycles:
+                    cycles.create_task(one(number))
+            schedule.is_calm = True
+            tell("the storm is over: counting")
+            await _count(stage, store, report)
+    finally:
+        report.duration_s = loop.time() - begin_s
+    left = len(os.listdir("/proc/self/fd")) - num_files
+    report.ledger.check("nothing left", -1, left <= 0, f"{left} more file descriptors in the harness itself")
+    report.faults = {str(kind): number for kind, number in schedule.counts.items()}
+    report.num_faults = schedule.counts.total()
+    return report
+
+
+@asynccontextmanager
+async def _staged(options: Options, schedule: Schedule, report: Report) -> AsyncIterator[tuple[Stage, int]]:
+    """Set the stage; also returns how many files a manager with nothing to do has open."""
+    if not options.endpoint.startswith("unix://"):
+        raise BadSpec(f"endpoint {options.endpoint!r}: the harness stands before a unix socket: unix:///PATH.")
+    async with AsyncExitStack() as stack:
+        folder = Path(tempfile.mkdtemp(prefix="rollcage-chaos-"))
+        stack.callback(shutil.rmtree, folder)
+        endpoint, restart = options.endpoint, None
+        if options.own_daemon:
+            daemon = OwnDaemon(folder / "d")
+            await stack.enter_async_context(daemon)
+            await daemon.copy_image(options.endpoint, options.image)
+            endpoint, restart = daemon.endpoint, daemon.restart
+            stack.callback(lambda: setattr(report, "num_daemon_restarts", daemon.num_restarts))
+        driver = DockerDriver(endpoint)
+        stack.push_async_callback(driver.close)
+        await driver.status()  # says at once where there is none
+        proxy = Proxy(
+            Path(endpoint.removeprefix("unix://")), folder / "proxy", lambda c, o, s: schedule.fault(c, o, is_stream=s)
+        )
+        await proxy.open()
+        stack.push_async_callback(proxy.close)
+        state = folder / "m"
+        state.mkdir(mode=0o700)
+        keeper = Keeper(state, proxy.endpoint, options.command)
+        stack.push_async_callback(keeper.stop)
+        calm, schedule.is_calm = schedule.is_calm, True
+        await keeper.start()
+        store_id = (state / "id").read_text().strip()
+        witness = Witness(endpoint, store_id, report.ledger)
+        await witness.open()
+        stack.push_async_callback(witness.close)
+        num_files = await _fewest_files(keeper)
+        client = keeper.client()
+        stack.push_async_callback(client.close)
+        schedule.is_calm = calm
+        stack.callback(lambda: setattr(report, "num_kills", keeper.num_kills))
+        yield Stage(options.image, client, keeper, witness, driver, report.ledger, options.seed, restart), num_files
+
+
+async def _fewest_files(keeper: Keeper) -> int:
+    """Return how many files the manager has open between its looks at the host."""
+    fewest = keeper.num_files()
+    for _ in range(30):
+        await asyncio.sleep(0.1)
+        fewest = min(fewest, keeper.num_files())
+    return fewest
+
+
+async def _count(stage: Stage, num_files: int, report: Report) -> None:
+    ledger, keeper, client = report.ledger, stage.keeper, stage.client
+
+    async def lives() -> bool:
+        try:
+            box = await client.create(SandboxSpec(image=stage.image, memory_bytes=64 * MIB), deadline_s=20.0)
+            try:
+                return (await box.exec("echo on")).stdout == b"on\n"
+            finally:
+                await box.delete()
+        except RollcageError:
+            return False
+
+    ledger.check("alive", -1, await until(lives, ALIVE_S), f"none within {ALIVE_S:g} s")
+
+    async def is_empty() -> bool:
+        for info in await client.list_sandboxes():
+            await (await client.attach(info.id)).delete()
+        await client.reap()
+        return not await stage.witness.left()
+
+    try:
+        await until(is_empty, LEFT_S)
+    except RollcageError as error:
+        ledger.check("alive", -1, False, f"{error}")
+    left = await stage.witness.left()
+    ledger.check("nothing left", -1, not left, ", ".join(left))
+    await client.close()
+
+    async def has_let_go() -> bool:
+        return keeper.num_files() <= num_files and not keeper.children()
+
+    held = await until(has_let_go, LEFT_S / 2)
+    text = f"the manager has {keeper.num_files()} open files, {num_files} before; child processes: {keeper.children()}"
+    ledger.check("nothing left", -1, held, text)
+    code = await keeper.stop()
+    ledger.check("orderly end", -1, code == 0, f"exit code {code}: {keeper.log_tail()}")
+    left = await stage.witness.left()
+    ledger.check("nothing left", -1, not left, f"after the manager's end: {', '.join(left)}")
+    await stage.witness.remove_left()

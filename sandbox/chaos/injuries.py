@@ -1,0 +1,76 @@
+"""What happens to sandboxes, from the inside and from the outside."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from rollcage.sandbox.base import Sandbox
+from rollcage.sandbox.chaos.caller import Caller
+from rollcage.sandbox.chaos.schedule import Injury, Plan
+from rollcage.sandbox.drivers.base import Driver
+from rollcage.sandbox.errors import SandboxError
+from rollcage.sandbox.types import MIB, Probe, RestartPolicy, SandboxSpec, State
+
+DEADLY = (Injury.KILL, Injury.DISK)
+"""A life does not survive these."""
+MAYBE_DEADLY = (Injury.PAUSE, Injury.FORK_BOMB, Injury.AGENT, Injury.NO_BIN)
+"""Under these a sandbox may cease to answer, and its policy then says what follows."""
+_KILL_AGENT = (
+    "for it in /proc/[0-9]*; do grep -qs '[r]ollcage agent' $it/cmdline && kill -9 ${it#/proc/}; done; sleep 5"
+)
+_INSIDE = {
+    Injury.OOM: ("head -c 200M /dev/zero | tail", 20.0),
+    Injury.FORK_BOMB: ("bomb() { bomb | bomb & }; bomb; sleep 30", 2.0),
+    Injury.DISK: ("head -c 64M /dev/zero > big; sleep 30", 40.0),
+    Injury.AGENT: (_KILL_AGENT, 10.0),
+    Injury.NO_BIN: ("rm -rf /bin; /usr/bin/true", 10.0),
+}
+
+
+def spec_of(plan: Plan, image: str, ttl_s: float) -> SandboxSpec:
+    """Return the sandbox of a cycle."""
+    return SandboxSpec(
+        image=image,
+        user="0:0" if plan.injury is Injury.NO_BIN else "1000:1000",  # only root may remove it
+        cpus=0.5,
+        memory_bytes=64 * MIB,
+        num_pids=64,
+        disk_bytes=16 * MIB if plan.injury is Injury.DISK else 0,
+        ttl_s=ttl_s,
+        start_timeout_s=15.0,
+        restart=plan.restart,
+        probe=Probe(interval_s=1.0, timeout_s=1.5),
+    )
+
+
+async def injure(caller: Caller, box: Sandbox, container: str, injury: Injury, driver: Driver) -> None:
+    """Let it happen.
+
+    Args:
+        caller: makes the calls.
+        box: to whom.
+        container: its container now.
+        injury: what.
+        driver: of the daemon, past the proxy.
+    """
+    if injury in (Injury.KILL, Injury.PAUSE):
+        act: Callable[[str], Awaitable[None]] = driver.kill if injury is Injury.KILL else driver.pause
+        try:
+            await act(container)
+        except SandboxError:
+            pass  # it died before
+    elif injury is Injury.RESTORE:
+        if (await caller("restore", box.restore, 40.0)).ok:
+            caller.generation = (await box.info()).generation
+    elif injury in _INSIDE:
+        command, timeout_s = _INSIDE[injury]
+        answer = await caller(f"exec ({injury})", lambda: box.exec(command, timeout_s=timeout_s), timeout_s)
+        if injury is Injury.OOM and answer.value is not None and not answer.value.timed_out:
+            caller.ledger.check("answer", caller.cycle, answer.value.oom_killed, f"no OOM told: {answer.value}")
+
+
+def may_end_so(plan: Plan, state: State) -> bool:
+    """Whether a sandbox may be in such a state for good after the injury of its cycle."""
+    if state is State.UNHEALTHY:
+        return plan.restart is RestartPolicy.FAIL and plan.injury in MAYBE_DEADLY
+    return state in (State.FAILED, State.DELETED)

@@ -1,0 +1,122 @@
+"""A private Docker daemon in a folder of its own, which may be killed: its sandboxes die with it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from rollcage.errors import UserError
+from rollcage.sandbox.drivers.docker import DockerDriver
+from rollcage.sandbox.drivers.docker_api import Engine
+from rollcage.sandbox.errors import DaemonUnreachable, HostUnavailable
+
+START_S = 60.0
+STOP_S = 30.0
+
+
+class OwnDaemon:
+    """A ``dockerd``; use it with ``async with``.
+
+    Args:
+        folder: of all that it keeps; removed at the end.
+
+    Attributes:
+        endpoint: where it listens.
+        num_restarts: so far.
+
+    Raises:
+        UserError: this user is not root, or there is no ``dockerd``.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        if os.geteuid() != 0 or shutil.which("dockerd") is None:
+            raise UserError("--own-daemon: only root can start a Docker daemon, and only where dockerd is installed")
+        self._folder, self.endpoint, self.num_restarts = folder, f"unix://{folder}/socket", 0
+        self._process: asyncio.subprocess.Process | None = None
+        self._lock = asyncio.Lock()
+
+    async def __aenter__(self) -> OwnDaemon:
+        self._folder.mkdir(mode=0o700)
+        try:
+            await self._start()
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            try:
+                async with asyncio.timeout(STOP_S):
+                    await self._process.wait()
+            except TimeoutError:
+                self._process.kill()
+                await self._process.wait()
+        await asyncio.to_thread(self._remove)
+
+    async def restart(self) -> None:
+        """Kill it and start it again; concurrent calls take turns."""
+        async with self._lock:
+            assert self._process is not None
+            self.num_restarts += 1
+            self._process.kill()
+            await self._process.wait()
+            await self._start()
+
+    async def copy_image(self, source: str, image: str) -> None:
+        """Take an image over from another daemon; raises SandboxError."""
+        here, there = Engine(source, call_timeout_s=120.0), Engine(self.endpoint, call_timeout_s=120.0)
+        try:
+            async with here.call("save"), there.call("load"):
+                async with await here.request("GET", f"images/{image}/get") as saved:
+                    async with await there.request("POST", "images/load", data=saved.content.iter_any()) as loaded:
+                        await loaded.read()
+        finally:
+            await here.close()
+            await there.close()
+
+    async def _start(self) -> None:
+        name = f"rollcage-{self._folder.parent.name}"
+        with (self._folder / "log").open("ab") as log:
+            self._process = process = await asyncio.create_subprocess_exec(
+                *("dockerd", "--host", self.endpoint, "--data-root", f"{self._folder}/data"),
+                *("--exec-root", f"{self._folder}/exec", "--pidfile", f"{self._folder}/pid"),
+                *("--bridge", "none", "--iptables=false"),
+                *("--containerd-namespace", name, "--containerd-plugins-namespace", f"plugins.{name}"),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        try:
+            async with asyncio.timeout(START_S):
+                while not await self._answers():
+                    if process.returncode is not None:
+                        break
+                    await asyncio.sleep(0.2)
+                else:
+                    return
+        except TimeoutError:
+            pass
+        tail = (self._folder / "log").read_text(errors="replace")[-500:]
+        raise UserError(f"dockerd did not start: {' '.join(tail.split())}")
+
+    async def _answers(self) -> bool:
+        driver = DockerDriver(self.endpoint, call_timeout_s=5.0)
+        try:
+            await driver.status()
+            return True
+        except (DaemonUnreachable, HostUnavailable):
+            return False
+        finally:
+            await driver.close()
+
+    def _remove(self) -> None:
+        for line in Path("/proc/self/mounts").read_text().splitlines():
+            if line.split()[1].startswith(f"{self._folder}/"):
+                subprocess.run(("umount", "-l", line.split()[1]), check=False, timeout=30)
+        shutil.rmtree(self._folder)
