@@ -31,7 +31,8 @@ class Settings:
         sweep_s: from one look for ended leases to the next.
         images_s: from one look for orphaned images to the next.
         status_s: from one look at a host's load and disk to the next.
-        call_timeout_s: longest wait for a host's answer; ten times as long for creations and commits.
+        call_timeout_s: longest wait for a host's answer, whose driver has shorter ones; ten times as long for creations
+            and commits.
         slow_s: an answer that takes longer speaks against a host; ten times as long for creations and commits.
         connect_timeout_s: longest wait for the agent of a sandbox that runs already.
         remove_timeout_s: longest wait for a removal; then the reconciler goes on with it.
@@ -52,7 +53,7 @@ class Settings:
     sweep_s: float = 1.0
     images_s: float = 60.0
     status_s: float = 5.0
-    call_timeout_s: float = 20.0
+    call_timeout_s: float = 40.0
     slow_s: float = 5.0
     connect_timeout_s: float = 10.0
     remove_timeout_s: float = 30.0
@@ -83,6 +84,7 @@ class Fleet:
 
     Attributes:
         boxes: the sandboxes that are not deleted, by id. ``keys``: those that a key leads to.
+        is_closed: the manager is closing, or closed.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class Fleet:
         self.settings, self.clock, self.rng = settings, clock, rng
         self.boxes: dict[str, Box] = {}
         self.keys: dict[str, Box] = {}
+        self.is_closed = False
         self._tasks: dict[asyncio.Task[Any], None] = {}
 
     def add(self, row: Row, kind: str, told: Mapping[str, Any] | None = None) -> Box:

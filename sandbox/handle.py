@@ -38,7 +38,13 @@ class SandboxHandle:
     def __init__(self, rooms: Rooms, box: Box, generation: int) -> None:
         self.id = box.info.id
         self.generation = generation
-        self._rooms, self._box = rooms, box
+        self._all_rooms, self._box = rooms, box
+
+    @property
+    def _rooms(self) -> Rooms:
+        if self._all_rooms.fleet.is_closed:
+            raise SandboxUnavailable(f"the manager of sandbox {self.id} has been closed", state=self._box.info.state)
+        return self._all_rooms
 
     async def exec(
         self,

@@ -18,7 +18,7 @@ from rollcage.sandbox.breaker import Breaker, guarded
 from rollcage.sandbox.creations import Creations
 from rollcage.sandbox.disk import watch_disk
 from rollcage.sandbox.drivers.base import Driver
-from rollcage.sandbox.errors import SandboxError
+from rollcage.sandbox.errors import SandboxError, SandboxUnavailable
 from rollcage.sandbox.fleet import Fleet, Settings
 from rollcage.sandbox.handle import SandboxHandle
 from rollcage.sandbox.health import Health
@@ -45,6 +45,9 @@ class Manager:
         clock: seconds since the epoch.
         settings: how it works.
         seed: of the jitter.
+
+    Attributes:
+        store_id: the label of all that it makes (`rollcage.sandbox.drivers.base.LABEL_MANAGER`).
 
     Raises:
         UserError: another manager has the folder, or there are no hosts.
@@ -80,6 +83,7 @@ class Manager:
         self._clock = clock
         self._state = "new"
         self._store = Store(Path(folder), clock)
+        self.store_id = self._store.id
 
     async def open(self) -> None:
         """Take over what the last manager left, and begin to manage. Idempotent; once closed, it stays so."""
@@ -183,12 +187,15 @@ class Manager:
         """See `rollcage.sandbox.base.Sandboxes`. The warm pool is emptied; creations under way are called off."""
         was, self._state = self._state, "closed"
         if was == "open":
-            rooms = self._rooms
-            rooms.fleet.admission.close()
-            await rooms.creations.pool.close(timeout_s=self.settings.close_s)
-            await rooms.fleet.end_tasks()
-            guests = [box.life.guest for box in rooms.fleet.boxes.values() if box.life is not None]
-            await asyncio.gather(*(guest.close() for guest in guests), return_exceptions=True)
+            fleet = self._fleet
+            fleet.is_closed = True
+            fleet.admission.close()
+            await self._rooms.creations.pool.close(timeout_s=self.settings.close_s)
+            lives = [box.life for box in fleet.boxes.values() if box.life is not None]
+            for life in lives:
+                life.end(lambda: SandboxUnavailable("the manager was closed during the call"))
+            await fleet.end_tasks()
+            await asyncio.gather(*(life.guest.close() for life in lives), return_exceptions=True)
         if was != "closed":
             await asyncio.gather(*(driver.close() for driver in self._drivers), return_exceptions=True)
             self._store.close()

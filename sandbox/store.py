@@ -89,7 +89,6 @@ class Store:
     Attributes:
         id: names this store on everything that its manager makes; kept beside the database, such that a lost database
             can be rebuilt from the hosts.
-        was_empty: it has just been made.
 
     Raises:
         UserError: another manager has the folder.
@@ -111,7 +110,6 @@ class Store:
         os.pwrite(self._lock, str(os.getpid()).encode(), 0)
         self.id = _store_id(folder / "id")
         self._db = _open(folder / "manager.db")
-        self.was_empty = self._db.execute("SELECT COUNT(*) FROM sandboxes").fetchone()[0] == 0
 
     def save(self, row: Row, kind: str, data: Mapping[str, Any] | None = None) -> None:
         """Keep a sandbox and tell, in the same transaction, what happened to it; ``kind`` "" tells nothing."""

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rollcage.errors import RollcageError, UserError
-from rollcage.sandbox import RestartPolicy, SandboxNotFound, SandboxSpec, State
+from rollcage.sandbox import RestartPolicy, SandboxNotFound, SandboxSpec, SandboxUnavailable, State
 from rollcage.sandbox.drivers.base import LABEL_MANAGER, LABEL_SANDBOX, Container
 from rollcage.sandbox.drivers.fake import Behaviour, FakeDriver
 from rollcage.sandbox.manager import Manager
@@ -52,8 +52,14 @@ def test_a_manager_that_closes_leaves_its_sandboxes_to_the_next(world: Any) -> N
         sandbox = await manager.create(SandboxSpec())
         paused = await manager.create(SandboxSpec())
         await paused.pause()
+        call = asyncio.create_task(sandbox.exec("sleep 50"))
+        await asyncio.sleep(1.0)
         await manager.close()
         await manager.close()
+        with pytest.raises(SandboxUnavailable, match="closed"):
+            await call
+        with pytest.raises(SandboxUnavailable, match="closed"):
+            await sandbox.exec("true")
         with pytest.raises(RollcageError, match="closed"):
             await manager.create(SandboxSpec())
         manager = await world.manager()
