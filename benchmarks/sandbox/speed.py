@@ -11,7 +11,7 @@ import random
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -190,7 +190,7 @@ class _Asked:
 
 
 def _behaviour(found: dict[str, Any]) -> list[str]:
-    shown = {
+    shown: dict[str, Callable[[dict[str, Any]], str]] = {
         "many": lambda many: f"{many['seconds']:.1f} s, {many['num_ready']} ready, {many['num_failed']} failed",
         "output": lambda output: f"+{output['grown_mib']:.0f} MiB, {output['seconds']:.1f} s; {output['outcome']}",
         "background": lambda child: f"{child['outcome']} after {child['seconds'] * 1000:,.0f} ms",
