@@ -29,6 +29,9 @@ HOPELESS = (BadSpec, ImageMissing)
 HOST_TROUBLE = (HostUnavailable, DaemonUnreachable, Overloaded)
 """A new life that fails so is tried again until the lease ends: it is not the sandbox's fault."""
 
+SETTLE_S = 2.0
+"""A daemon may call a container running for a moment after its end, when its inside is gone already."""
+
 
 class Lives:
     """Ends lives and begins new ones.
@@ -131,20 +134,26 @@ class Lives:
     async def _examine(self, box: Box) -> None:
         async with box.lock:
             host = self._fleet.hosts.get(box.info.host)
-            if host is None or box.info.state not in LIVE or box.row.desired == DELETED:
+            if host is None:
                 return
-            try:
-                seen = await host.driver.inspect(box.name)
-                if seen is None or seen.status not in ("running", "paused"):
-                    await self._died(box, host, seen, "died", "")
-                    return
-                wished = box.row.desired == PAUSED
-                if (seen.status == "paused") != wished or (box.info.state is State.STOPPED) != wished:
-                    await self._align(box, host)
-                if box.life is None and not wished:
-                    await self._reconnect(box, host)
-            except SandboxError as error:  # the reconciler looks again soon
-                self._fleet.move(box, "", message=f"not seen: {error}")
+            ends_s, pause_s = asyncio.get_running_loop().time() + SETTLE_S, 0.05
+            while box.info.state in LIVE and box.row.desired != DELETED:
+                try:
+                    return await self._look_at(box, host)
+                except SandboxError as error:
+                    if asyncio.get_running_loop().time() >= ends_s:  # the reconciler looks again soon
+                        return self._fleet.move(box, "", message=f"not seen: {error}")
+                await asyncio.sleep(pause_s)
+                pause_s *= 2
+
+    async def _look_at(self, box: Box, host: Host) -> None:
+        seen, wished = await host.driver.inspect(box.name), box.row.desired == PAUSED
+        if seen is None or seen.status not in ("running", "paused"):
+            return await self._died(box, host, seen, "died", "")
+        if (seen.status == "paused") != wished or (box.info.state is State.STOPPED) != wished:
+            await self._align(box, host)
+        if box.life is None and not wished:
+            await self._reconnect(box, host)
 
     async def _reconnect(self, box: Box, host: Host) -> None:
         guest = await self._starts.connect(host, box.name, box.info.spec)
