@@ -151,6 +151,23 @@ def test_one_whose_turn_did_not_come_is_overloaded_too():
     run_virtual(main)
 
 
+def test_one_that_leaves_from_the_middle_of_its_owners_queue_counts_no_more_at_once():
+    async def main() -> None:
+        admission = Admission(lambda: [host(memory_gib=1)], LIMITS)
+        place = await admission.admit(SMALL, deadline=FAR)
+        waiting = [asyncio.create_task(admission.admit(SMALL, deadline=FAR)) for _ in range(3)]
+        await settled()
+        waiting[1].cancel()
+        await settled()
+        assert admission.num_waiting == 2
+        place.release()
+        (await waiting[0]).release()
+        (await waiting[2]).release()
+        assert empty(admission)
+
+    run_virtual(main)
+
+
 def test_hosts_that_may_come_back_are_waited_for_and_full_disks_are_told_at_once():
     async def main() -> None:
         hosts = [host(condition="quarantined")]
