@@ -40,10 +40,16 @@ async def pack(source: Path | bytes, name: str) -> AsyncIterator[bytes]:
         SandboxError: a file shrank while it was read.
     """
     chunks = _members(source, name)
+    reading: asyncio.Future[bytes | None] | None = None
     try:
-        while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
+        while True:
+            reading = asyncio.ensure_future(asyncio.to_thread(next, chunks, None))
+            if (chunk := await asyncio.shield(reading)) is None:
+                return
             yield chunk
     finally:
+        if reading is not None and not reading.done():
+            await asyncio.wait([reading])  # a thread that is called off reads on: nobody may close under its hands
         chunks.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
@@ -197,14 +198,22 @@ class RemoteSandbox:
     async def put_archive(self, chunks: AsyncIterator[bytes], folder: str, *, timeout_s: float = 600.0) -> None:
         """See `Sandbox`."""
         failures: list[Exception] = []
+        idle = asyncio.Event()  # nobody waits for the next chunk: only then may their owner close them
+        idle.set()
 
         async def watched() -> AsyncIterator[bytes]:
-            try:
-                async for chunk in chunks:
-                    yield chunk
-            except Exception as error:
-                failures.append(error)  # the HTTP client tells of it in words of its own
-                raise
+            while True:
+                idle.clear()
+                try:
+                    chunk = await anext(chunks, None)
+                except Exception as error:
+                    failures.append(error)  # the HTTP client tells of it in words of its own
+                    raise
+                finally:
+                    idle.set()
+                if chunk is None:
+                    return
+                yield chunk
 
         query = {"folder": folder, "timeout_s": timeout_s}
         try:
@@ -216,6 +225,8 @@ class RemoteSandbox:
             if failures:
                 raise failures[0] from None
             raise
+        finally:
+            await idle.wait()  # the HTTP client has called its writer off, but does not wait for its end
 
     async def get_archive(self, source: str, *, timeout_s: float = 600.0) -> AsyncGenerator[bytes, None]:
         """See `Sandbox`."""

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 from rollcage.errors import RollcageError
 from rollcage.sandbox.chaos.ledger import Ledger
-from rollcage.sandbox.errors import SandboxRestarted
+from rollcage.sandbox.errors import SandboxError, SandboxRestarted
 from rollcage.sandbox.types import ExecResult
 
 T = TypeVar("T")
@@ -56,7 +56,8 @@ class Caller:
         except RollcageError as error:
             if isinstance(error, SandboxRestarted):
                 self.generation = max(self.generation, error.generation)
-            self.ledger.check("typed", self.cycle, True, "")
+            is_typed = type(error) not in (RollcageError, SandboxError)
+            self.ledger.check("typed", self.cycle, is_typed, f"{what} raised {error!r}")
             answer = Answer(None, error)
         except TimeoutError as error:
             if not scope.expired():
@@ -68,7 +69,7 @@ class Caller:
         took_s = asyncio.get_running_loop().time() - begin_s
         late = f"{what} had not ended after {took_s:.1f} s; its own deadline was {limit_s:g} s"
         self.ledger.check("deadline", self.cycle, not scope.expired(), late)
-        self.ledger.outcomes[f"{what.split()[0]}: {answer}"] += 1
+        self.ledger.outcomes[f"{what.partition(' (')[0]}: {answer}"] += 1
         if isinstance(answer.value, ExecResult):
             known = f"{what} ran in life {answer.value.generation}; the last that was told of is {self.generation}"
             self.ledger.check("told", self.cycle, answer.value.generation == self.generation, known)

@@ -104,10 +104,10 @@ async def run(options: Options, tell: Callable[[str], None]) -> Report:
 
             async def one(number: int) -> None:
                 async with places:
-                    known = len(report.ledger.breaches)
                     tell(f"cycle {number}: {await Cycle(stage, plan(options.seed, number)).run()}")
-                    for breach in report.ledger.breaches[known:]:
-                        tell(str(breach))
+                    for breach in report.ledger.breaches:
+                        if breach.cycle == number:
+                            tell(str(breach))
 
             async with asyncio.TaskGroup() as cycles:
                 for number in options.cycles:

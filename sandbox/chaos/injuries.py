@@ -11,8 +11,8 @@ from rollcage.sandbox.drivers.base import Driver
 from rollcage.sandbox.errors import SandboxError
 from rollcage.sandbox.types import MIB, Probe, RestartPolicy, SandboxSpec, State
 
-DEADLY = (Injury.KILL, Injury.DISK)
-"""A life does not survive these."""
+DEADLY = (Injury.KILL, Injury.DISK, Injury.NO_BIN)
+"""A life does not survive these, or is UNHEALTHY for good where its policy is to fail."""
 MAYBE_DEADLY = (Injury.PAUSE, Injury.FORK_BOMB, Injury.AGENT, Injury.NO_BIN)
 """Under these a sandbox may cease to answer, and its policy then says what follows."""
 _KILL_AGENT = (
@@ -23,7 +23,7 @@ _INSIDE = {
     Injury.FORK_BOMB: ("bomb() { bomb | bomb & }; bomb; sleep 30", 2.0),
     Injury.DISK: ("head -c 64M /dev/zero > big; sleep 30", 40.0),
     Injury.AGENT: (_KILL_AGENT, 10.0),
-    Injury.NO_BIN: ("rm -rf /bin; /usr/bin/true", 10.0),
+    Injury.NO_BIN: ("rm -rf /bin", 10.0),
 }
 
 

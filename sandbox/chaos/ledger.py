@@ -9,7 +9,7 @@ from typing import Any
 
 PROMISES = {
     "deadline": "every call ends by its deadline",
-    "typed": "a call that fails raises an error of the manager's own",
+    "typed": "a call that fails raises an error that says what kind of failure it is",
     "answer": "a result is the right one, whole",
     "one per key": "a key leads to one sandbox, with one container",
     "one life": "a sandbox never has two running containers",

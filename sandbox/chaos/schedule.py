@@ -140,7 +140,7 @@ def plan(seed: int, number: int) -> Plan:
         uses=tuple(rng.sample(uses, rng.randint(1, 3))),
         snapshot=injury is Injury.RESTORE or rng.random() < 0.6,
         injury=injury,
-        kill_after_s=rng.uniform(0.0, 6.0) if rng.random() < 0.25 else None,
+        kill_after_s=rng.uniform(0.0, 2.5) if rng.random() < 0.3 else None,
         restart_daemon=rng.random() < 0.1,
         abandon=rng.random() < 0.15,
     )
