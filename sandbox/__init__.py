@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from rollcage.sandbox.errors import (
+    BadRequest,
     BadSpec,
     DaemonForbidden,
     DaemonUnreachable,
@@ -19,18 +20,24 @@ from rollcage.sandbox.errors import (
     SandboxNotFound,
     SandboxRestarted,
     SandboxUnavailable,
+    ServiceUnreachable,
     StartFailed,
     StartTimeout,
+    Unauthorized,
     UnsafePath,
 )
 from rollcage.sandbox.types import ExecResult, Probe, RestartPolicy, SandboxInfo, SandboxSpec, State
 
 if TYPE_CHECKING:
+    from rollcage.sandbox.client import Client, connect
     from rollcage.sandbox.fleet import Settings
     from rollcage.sandbox.manager import Manager
+    from rollcage.sandbox.sync import SyncSandboxes
 
 __all__ = [
+    "BadRequest",
     "BadSpec",
+    "Client",
     "DaemonForbidden",
     "DaemonUnreachable",
     "DeadlineExceeded",
@@ -49,18 +56,28 @@ __all__ = [
     "SandboxRestarted",
     "SandboxSpec",
     "SandboxUnavailable",
+    "ServiceUnreachable",
     "Settings",
     "StartFailed",
     "StartTimeout",
     "State",
+    "SyncSandboxes",
+    "Unauthorized",
     "UnsafePath",
+    "connect",
 ]
 
-_LAZY = {"Manager": "rollcage.sandbox.manager", "Settings": "rollcage.sandbox.fleet"}
+_LAZY = {
+    "Client": "rollcage.sandbox.client",
+    "Manager": "rollcage.sandbox.manager",
+    "Settings": "rollcage.sandbox.fleet",
+    "SyncSandboxes": "rollcage.sandbox.sync",
+    "connect": "rollcage.sandbox.client",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Import the manager only when it is asked for."""
+    """Import the manager, its client and its synchronous wrapper only when they are asked for."""
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_LAZY[name]), name)
