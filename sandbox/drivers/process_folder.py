@@ -39,7 +39,7 @@ def find_marked(marker: str) -> set[int]:
     """Return the processes of a container: those that carry its marker, and all that descends from them."""
     table = list_processes()
     roots = {pid for pid in table if read_variable(pid, _MARKER.encode()) == os.fsencode(marker)}
-    return with_descendants(roots, table) - {os.getpid()}
+    return with_descendants(roots - {1}, table) - {1, os.getpid()}
 
 
 def signal_all(marker: str, number: int, *, but: int = 0) -> int:
@@ -56,6 +56,7 @@ def signal_all(marker: str, number: int, *, but: int = 0) -> int:
 def kill_all(marker: str, timeout_s: float, *, but: int = 0) -> None:
     """Kill a container's processes, until none is left; raises HostUnavailable when some cannot be killed."""
     until = time.monotonic() + timeout_s
+    signal_all(marker, signal.SIGSTOP, but=but)  # nobody shall tell of another's end
     while signal_all(marker, signal.SIGKILL, but=but):
         if time.monotonic() > until:
             raise HostUnavailable(f"The processes of {marker} do not end.")

@@ -216,9 +216,9 @@ def unpack_archive(stream: BinaryIO, folder: str) -> None:
 
     class Member(tarfile.TarInfo):
         @classmethod
-        def frombuf(cls, *arguments: Any) -> Any:
+        def fromtarfile(cls, *arguments: Any) -> Any:  # not frombuf: newer Pythons do not come by there
             try:
-                return super().frombuf(*arguments)
+                return super().fromtarfile(*arguments)
             except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
                 ends.append(True)
                 raise
@@ -342,6 +342,15 @@ def read_variable(pid: int, name: bytes) -> bytes:
     except OSError:
         return b""
     return found[2].partition(b"\0")[0]
+
+
+def read_children(pid: int) -> set[int]:
+    """Return the children of a process, or none where the kernel does not list them."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children", "rb") as file:
+            return {int(child) for child in file.read().split()}
+    except OSError:
+        return set()
 
 
 def _cgroup_file(controller: str, v1_name: str, v2_name: str) -> str:
@@ -714,20 +723,20 @@ class Job:
     def _find(self) -> set[int]:
         table = list_processes()
         own = os.getpid()
+        ours = with_descendants({own}, table)
         self._start_ticks = self._start_ticks or table.get(self.pid, (0, 0, 0))[2]
         roots = set()
         for pid, (parent, session, ticks) in table.items():
             if pid == own or (pid in self.agent.mains and pid != self.pid):
                 continue
             marker = read_variable(pid, _MARKER)
-            if (
-                pid == self.pid
-                or session == self.pid
-                or marker == self.marker
-                # Detached with a clean environment: it is this command's if it can be no other's.
-                or (self.alone and parent == own and not marker and ticks >= self._start_ticks)
-            ):
+            if marker == self.marker:
                 roots.add(pid)
+            elif self.pid and pid in ours:
+                # Detached with a clean environment: it is this command's if it can be no other's.
+                is_stray = self.alone and parent == own and not marker and ticks >= self._start_ticks
+                if session == self.pid or is_stray:
+                    roots.add(pid)
         return with_descendants(roots, table) - {own}
 
     def _finish(self) -> None:
@@ -752,6 +761,8 @@ class Job:
 
 
 def _signal(send: Callable[[int, int], None], pid: int, number: int) -> None:
+    if pid <= 1:
+        raise ValueError(f"a signal to {pid} would reach strangers")
     try:
         send(pid, number)
     except (ProcessLookupError, PermissionError):
@@ -856,7 +867,8 @@ class Shell:
             task.kept[output.source].add(self._between.kept[output.source].take())  # of background jobs
             output.task = task
         self._kill_until, self._kill_all, self._reported = 0.0, False, None
-        self._older = self._children()
+        # Jobs of earlier commands, which this one's deadline must not kill: the shell's, and those that we adopted.
+        self._older = read_children(self.pid) | read_children(os.getpid())
         self._run_marker = self.marker + b".%d" % task.id
         quoted = command.replace(b"'", b"'\\''")
         restore = b"rollcage_status %d; " % self._last_status if self._last_status else b""
@@ -865,14 +877,6 @@ class Shell:
             % (_MARKER, self._run_marker, restore, quoted, _STATUS_FD, _STATUS_FD)
         )
         self.agent.at(self, task.started + task.timeout_s, self._on_deadline)
-
-    def _children(self) -> set[int]:
-        """Return the shell's children: jobs of earlier commands, which this one's deadline must not kill."""
-        try:
-            with open(f"/proc/{self.pid}/task/{self.pid}/children", "rb") as file:
-                return {int(pid) for pid in file.read().split()}
-        except OSError:
-            return set()
 
     def _on_status(self) -> None:
         if self._status_fd < 0:
@@ -945,7 +949,7 @@ class Shell:
     def kill(self) -> None:
         """Kill what the running command started, and the shell too if it does not come back then."""
         if self.task is not None and not self._kill_until:
-            self._kill_until = time.monotonic() + _SHELL_GRACE_S
+            self._kill_until = time.monotonic() + _SHELL_GRACE_S + _KILL_S
             self._hunt()
 
     def cancel(self, task_id: int) -> bool:
@@ -961,38 +965,44 @@ class Shell:
 
     def _hunt(self) -> None:
         now = time.monotonic()
-        if not self._kill_all and now > self._kill_until and self._reported is None:
-            self._kill_all, self._kill_until = True, now + _KILL_S  # it hangs itself
+        if self._reported is None and now > self._kill_until - _KILL_S:
+            self._kill_all = True  # it hangs itself
         left = self.kill_once()
-        answered = not self.pid if self._kill_all else self._reported is not None or not self.pid
-        if (answered and not left) or (now > self._kill_until and (answered or self._kill_all)):
+        answered = not self.pid or (self._reported is not None and not self._kill_all)
+        if (answered and not left) or now > self._kill_until:
             self._finish()
         else:
             self.agent.at(self, now + 0.005, self._hunt)
 
     def kill_once(self, *, everything: bool = False) -> int:
         """Kill what belongs to the command (or to the session) now; returns how many processes that were."""
+        shell = self.pid
+        if shell:
+            _signal(os.killpg, shell, signal.SIGSTOP)  # nothing of it moves while we look
         table = list_processes()
         everything = everything or self._kill_all
         own = os.getpid()
         marker = self.marker if everything else self._run_marker
+        ours = with_descendants({own}, table)
         roots = set()
         for pid, (parent, session, _) in table.items():
-            if pid == own or (pid in self.agent.mains and pid != self.pid):
+            if pid == own or (pid in self.agent.mains and pid != shell):
                 continue
             found = read_variable(pid, _MARKER)
-            if (
-                found == marker
-                or found.startswith(marker + b".")
-                or (everything and self.pid and (pid == self.pid or session == self.pid))
-                or (not everything and parent == self.pid and pid not in self._older)
+            if (marker and (found == marker or found.startswith(marker + b"."))) or (
+                shell
+                and session == shell
+                and pid in ours
+                and (everything or (parent in (shell, own) and pid != shell and pid not in self._older))
             ):
                 roots.add(pid)
         victims = with_descendants(roots, table) - {own}
         if not everything:
-            victims.discard(self.pid)
+            victims.discard(shell)
         for pid in victims:
             _signal(os.kill, pid, signal.SIGKILL)
+        if shell:
+            _signal(os.killpg, shell, signal.SIGCONT)
         return len(victims)
 
     def close(self, task_id: int) -> None:
@@ -1038,6 +1048,12 @@ class Agent:
         self._to_send = bytearray()
         self._is_blocked = False
         self._running = True
+        self._reserved = self._oom_fd = -1
+        self._own_oom_score = b""
+
+    def run(self) -> None:
+        """Serve until stdin ends; then kill what still runs for it."""
+        _adopt_orphans()
         self._reserved = os.open(os.devnull, os.O_RDONLY)
         if self._reserved != _STATUS_FD:
             os.dup2(self._reserved, _STATUS_FD, inheritable=False)
@@ -1045,11 +1061,7 @@ class Agent:
             self._oom_fd = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
             self._own_oom_score = os.read(self._oom_fd, 16).strip()
         except OSError:
-            self._oom_fd = -1
-
-    def run(self) -> None:
-        """Serve until stdin ends; then kill what still runs for it."""
-        _adopt_orphans()
+            pass
         waking, woken = os.pipe()
         for fd in (waking, woken, self.stdout):
             os.set_blocking(fd, False)

@@ -23,6 +23,8 @@ from rollcage.sandbox.guest import agent
 from rollcage.sandbox.guest.channel import AgentGuest, agent_command, open_agent
 from rollcage.sandbox.types import ExecRequest
 
+SIGNAL = agent._signal
+
 
 async def start(folder: Path, *command: str) -> AgentPipe:
     """Start a program in the agent's place."""
@@ -218,6 +220,27 @@ def test_a_probe_fails_where_no_process_can_be_started(tmp_path: Path) -> None:
         await guest.close()
 
     asyncio.run(main())
+
+
+def test_a_command_that_has_ended_kills_no_stranger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a process of its own (pid 0) nothing is its: the kernel's first processes are of "session 0" too."""
+    killed: list[int] = []
+    monkeypatch.setattr(agent, "_signal", lambda send, pid, number: killed.append(pid))
+    real = agent.list_processes()
+    monkeypatch.setattr(agent, "list_processes", lambda: {**real, 1: (0, 0, 1), 2: (0, 0, 1), 99999999: (1, 0, 1)})
+    loop = agent.Agent(0, 1)
+    shell = agent.Shell(loop, b"none.1", {}, None)
+    job = agent.Job(loop, agent.Task(loop, {"id": 1}), b"none.2")
+    assert job.alone
+    assert shell.kill_once(everything=True) == shell.kill_once() == 0
+    job.status = 0
+    assert job.kill_once() == 0
+    assert killed == []
+    for pid in (-1, 0, 1):
+        with pytest.raises(ValueError, match="strangers"):
+            SIGNAL(lambda *_: killed.append(0), pid, 9)
+    assert killed == []
+    loop.selector.close()
 
 
 def test_frames_are_cut_wherever_the_pipe_cuts_them() -> None:

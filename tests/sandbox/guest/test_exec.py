@@ -116,7 +116,7 @@ def test_S2_a_background_child_does_not_block(tmp_path: Path) -> None:
         result = await run(guest, "sleep 30.02 & echo hi")
         assert (result.exit_code, result.stdout) == (0, b"hi\n")
         assert time.monotonic() - started < 1
-        assert len(find_processes("30.02")) == 1
+        await wait_until(lambda: len(find_processes("30.02")) == 1)
         await run(guest, "pkill -f '^sleep 30.02'")
 
     with_guest(tmp_path, test)
@@ -168,6 +168,7 @@ def test_a_deadline_kills_neither_other_commands_nor_background_children_of_earl
         await run(guest, "setsid sleep 600.05 & env -i setsid sleep 600.05 &")
         other = asyncio.create_task(run(guest, "sleep 1; echo alive"))
         await asyncio.sleep(0.1)
+        await wait_until(lambda: len(find_processes("600.05")) == 2)
         assert (await run(guest, "sleep 600", timeout_s=0.2)).timed_out
         assert len(find_processes("600.05")) == 2
         assert (await other).stdout == b"alive\n"

@@ -128,6 +128,30 @@ def test_a_deadline_kills_the_command_and_keeps_the_shell(in_session: Callable[[
     assert find_processes("600.12") == [], "closing the session ends them"
 
 
+def test_orphaned_forks_of_the_shell_die_at_the_deadline_and_older_ones_live(
+    in_session: Callable[[Test], None], tmp_path: Path
+) -> None:
+    """Subshells run no program, so they carry the shell's own environment, whichever command made them."""
+
+    async def test(session: GuestSession) -> None:
+        def loop(name: str) -> str:
+            return f"((while :; do echo >> {name}; read x < pipe; done) &)"
+
+        os.mkfifo(tmp_path / "pipe")
+        await session.run(loop("old"))
+        assert (await session.run(loop("new") + "; sleep 600", timeout_s=0.5)).timed_out
+        alive = (await session.run("cat /proc/[0-9]*/stat 2>/dev/null")).stdout_text
+        shell = (await session.run("echo $$")).stdout_text.strip()
+        # pid (name) state parent group session: of this session, and not the shell or the cat
+        rows = [line.rpartition(")")[2].split() + line.split()[:1] for line in alive.splitlines()]
+        left = [row[-1] for row in rows if row[3] == shell and row[-1] != shell and row[0] != "R"]
+        assert len(left) == 1, "the old one"
+        assert (tmp_path / "old").exists()
+        assert (tmp_path / "new").exists()
+
+    in_session(test)
+
+
 @pytest.mark.parametrize("command", ["while :; do :; done", "while :; do sleep 0.01; done", "exec sleep 600.14"])
 def test_a_shell_that_hangs_itself_is_replaced(in_session: Callable[[Test], None], command: str) -> None:
     async def test(session: GuestSession) -> None:
