@@ -26,7 +26,7 @@ from rollcage.sandbox.drivers.docker_config import (
 )
 from rollcage.sandbox.drivers.docker_guest import connect_guest
 from rollcage.sandbox.drivers.docker_network import Gate, gate_name
-from rollcage.sandbox.drivers.docker_observed import host_event, listed, observed, sort_parts
+from rollcage.sandbox.drivers.docker_observed import host_event, is_running, listed, observed, sort_parts
 from rollcage.sandbox.errors import BadSpec, HostUnavailable, ImageMissing, SandboxUnavailable, StartFailed
 from rollcage.sandbox.guest.base import Guest
 from rollcage.sandbox.types import SandboxSpec
@@ -63,6 +63,8 @@ class DockerDriver:
         self._engine = Engine(endpoint, call_timeout_s=call_timeout_s)
         self._gate = Gate(self._engine, gate_image)
         self._limits_checked = False
+        self._started: dict[str, float] = {}
+        """Of running containers, by Docker's id: it never changes."""
 
     async def create(self, container: Container) -> None:
         """Create and start a container; idempotent by name.
@@ -176,7 +178,7 @@ class DockerDriver:
                 raise
             if not command:
                 return
-            # The init process starts first, and then fails at a command that cannot be started.
+            await _wait_for_exec(docker, name)
             state = (await self._show(docker, name) or {}).get("State", {})
         if state.get("Status") == "exited" and state.get("ExitCode") in (126, 127):
             log = await self.logs(name, num_lines=20)
@@ -232,25 +234,26 @@ class DockerDriver:
         """Return all containers with that `LABEL_MANAGER`, the ended ones too.
 
         What is left of a sandbox whose container is gone counts as one that is "created", so that it gets removed.
-        ``started_at`` is the creation's where it runs.
         """
         filters = json.dumps(of_manager(manager))
         async with self._engine.call("list containers") as docker:
-            answers = await asyncio.gather(
+            containers, networks = await asyncio.gather(
                 docker._query_json("containers/json", params={"all": True, "filters": filters}),
                 docker._query_json("networks", params={"filters": filters}),
             )
-            mains, others = sort_parts(answers[0], answers[1])
-            ended = {name: row for name, row in mains.items() if row["State"] not in ("running", "paused", "created")}
-            details = await asyncio.gather(*(self._show(docker, name) for name in ended))
-        shown = {
-            name: observed(detail, None) for name, detail in zip(ended, details, strict=True) if detail is not None
-        }
-        rows = [
-            shown.get(name) or listed(name, row, others.get(name, {}))
-            for name, row in mains.items()
-            if name in shown or name not in ended  # it was removed in between
-        ]
+            mains, others = sort_parts(containers, networks)
+            # A listing tells neither starts nor ends; the start of one that runs is asked for once.
+            asked = [name for name, row in mains.items() if not is_running(row) or row["Id"] not in self._started]
+            found = dict(zip(asked, await asyncio.gather(*(self._show(docker, name) for name in asked)), strict=True))
+        rows = []
+        for name, row in mains.items():
+            if name not in found:
+                rows.append(listed(name, row, others.get(name, {}), self._started[row["Id"]]))
+            elif (detail := found[name]) is not None:  # else it was removed in between
+                rows.append(observed(detail, others.get(name, {})))
+                self._started[row["Id"]] = rows[-1].started_at
+        living = {row["Id"] for row in mains.values() if is_running(row)}
+        self._started = {key: value for key, value in self._started.items() if key in living}
         rows += [
             Observed(name, "created", row.get("Labels") or {}) for name, row in others.items() if name not in mains
         ]
@@ -261,6 +264,7 @@ class DockerDriver:
         filters = json.dumps({**of_manager(manager), "type": ["container"], "event": list(_EVENTS)})
         async with self._engine.call("send events"):
             response = await self._engine.request("GET", "events", query=[("filters", filters)])
+        self._engine.endless.add(response)
         try:
             rest = b""
             async for chunk in response.content.iter_any():
@@ -271,6 +275,7 @@ class DockerDriver:
         except (OSError, aiohttp.ClientError, ValueError) as error:
             raise HostUnavailable(f"the event stream of {self.endpoint} broke: {one_line(error)}") from error
         finally:
+            self._engine.endless.discard(response)
             response.close()
         raise HostUnavailable(f"the event stream of {self.endpoint} ended.")
 
@@ -393,6 +398,18 @@ class DockerDriver:
     async def close(self) -> None:
         """Let go of all connections; idempotent. Containers live on."""
         await self._engine.close()
+
+
+async def _wait_for_exec(docker: Docker, name: str) -> None:
+    """Wait until the init process, which starts first, has started the command, or has failed to and ended."""
+    for attempt in range(1, 51):
+        try:
+            rows = (await docker.containers.container(name).top(ps_args="-eo pid,comm"))["Processes"] or ()
+        except DockerError:
+            return  # it has ended (or its host has no `ps`)
+        if any(row[-1] not in ("docker-init", "tini") for row in rows):
+            return
+        await asyncio.sleep(0.001 * attempt)
 
 
 class _NoImage(Exception):

@@ -32,6 +32,8 @@ class Engine:
         self.call_timeout_s = call_timeout_s
         self._docker: Docker | None = None
         self._closed = False
+        self.endless: set[aiohttp.ClientResponse] = set()
+        """Answers that go on for ever; `close` ends them."""
 
     @asynccontextmanager
     async def call(self, what: str, *, timeout_s: float | None = None) -> AsyncIterator[Docker]:
@@ -103,6 +105,8 @@ class Engine:
     async def close(self) -> None:
         """Let go of all connections; idempotent."""
         self._closed = True
+        for response in self.endless:
+            response.content.set_exception(ConnectionError("it was closed"))
         docker, self._docker = self._docker, None
         if docker is not None:
             await docker.close()

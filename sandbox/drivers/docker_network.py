@@ -98,28 +98,30 @@ class Gate:
         host configuration, and its networking configuration."""
         plan = plan_network(container.spec)
         async with self._engine.call(f"make a network for {container.name}") as docker:
-            subnet = await self._make_network(docker, container)
-            await self._make_gate(docker, container, plan, subnet)
-        addresses = {name: subnet[_FIRST_GATE + number] for name, number in plan.names.items()}
-        network = gate_name(container.name)
+            network, subnet = await self._make_network(docker, container)
+            await self._make_gate(docker, container, plan, network, subnet)
         host = {
             "NetworkMode": network,
-            "ExtraHosts": [f"{name}:{address}" for name, address in addresses.items()],
+            "ExtraHosts": [f"{name}:{subnet[_FIRST_GATE + number]}" for name, number in plan.names.items()],
             "DnsOptions": ["timeout:1", "attempts:1"],
             "Dns": ["127.0.0.1"],  # nobody: Docker's own resolver would carry questions out
         }
         return host, {"EndpointsConfig": {network: _endpoint(subnet[_SANDBOX])}}
 
-    async def _make_network(self, docker: Docker, container: Container) -> ipaddress.IPv4Network:
-        name = gate_name(container.name)
-        while True:
-            base = random.randrange(_POOL.num_addresses >> (32 - _PREFIX)) << (32 - _PREFIX)
-            subnet = ipaddress.ip_network((int(_POOL.network_address) + base, _PREFIX))
+    async def _make_network(self, docker: Docker, container: Container) -> tuple[str, ipaddress.IPv4Network]:
+        """Return the id and the addresses of a container's network.
+
+        Docker allows two networks of one name, but none of the same addresses: so these come from the name, and of two
+        tries at once the second is refused, and takes what the first has made.
+        """
+        wishes = random.Random(container.name)
+        for _ in range(200):
+            base = wishes.randrange(_POOL.num_addresses >> (32 - _PREFIX)) << (32 - _PREFIX)
+            subnet = ipaddress.IPv4Network((int(_POOL.network_address) + base, _PREFIX))
             try:
-                await docker.networks.create(
+                network = await docker.networks.create(
                     {
-                        "Name": name,
-                        "CheckDuplicate": True,
+                        "Name": gate_name(container.name),
                         "Driver": "bridge",
                         "Internal": True,
                         "EnableIPv6": False,
@@ -128,16 +130,19 @@ class Gate:
                         "Labels": {**container.labels, LABEL_PART_OF: container.name},
                     }
                 )
+                return network.id, subnet
             except DockerError as error:
-                if error.status == 409 and "already exists" in error.message:
-                    found = await docker._query_json(f"networks/{name}")
-                    return ipaddress.IPv4Network(found["IPAM"]["Config"][0]["Subnet"])
                 if "overlaps" not in error.message:
                     raise BadSpec(f"{self._engine.endpoint} makes no networks: {one_line(error.message)}") from error
-            else:
-                return ipaddress.IPv4Network(subnet)
+            for attempt in range(6):
+                for found in await _networks(docker, container.name):
+                    return found["Id"], ipaddress.IPv4Network(found["IPAM"]["Config"][0]["Subnet"])
+                await asyncio.sleep(0.02 * attempt)  # the other try has the addresses, and not yet the network
+        raise HostUnavailable(f"{self._engine.endpoint} has no free addresses in {_POOL} for {container.name}.")
 
-    async def _make_gate(self, docker: Docker, container: Container, plan: Plan, subnet: ipaddress.IPv4Network) -> None:
+    async def _make_gate(
+        self, docker: Docker, container: Container, plan: Plan, network: str, subnet: ipaddress.IPv4Network
+    ) -> None:
         name, spec = gate_name(container.name), container.spec
         num_addresses = 1 + max(plan.names.values(), default=0)
         argument = {
@@ -173,9 +178,10 @@ class Gate:
                 ) from error
             if error.status != 409:
                 raise
+            await _wait_until_there(docker, name)
         try:
             body = {"Container": name, "EndpointConfig": _endpoint(subnet[_FIRST_GATE])}
-            await docker._query_json(f"networks/{name}/connect", "POST", data=body)
+            await docker._query_json(f"networks/{network}/connect", "POST", data=body)
         except DockerError as error:
             if "already exists in network" not in error.message:
                 raise
@@ -208,16 +214,34 @@ class Gate:
     async def remove_all(self, docker: Docker, name: str) -> None:
         """Remove a container, its gate and its network, or what there is of them."""
         await asyncio.gather(_remove_container(docker, name), _remove_container(docker, gate_name(name)))
-        for attempt in range(1, 51):
-            try:
-                await docker._query_json(f"networks/{gate_name(name)}", "DELETE")
-                return
-            except DockerError as error:
-                if error.status == 404:
-                    return
-                if "active endpoints" not in error.message or attempt == 50:
-                    raise
-            await asyncio.sleep(0.02 * attempt)
+        for network in await _networks(docker, name):
+            for attempt in range(1, 51):
+                try:
+                    await docker._query_json(f"networks/{network['Id']}", "DELETE")
+                    break
+                except DockerError as error:
+                    if error.status == 404:
+                        break
+                    if "active endpoints" not in error.message or attempt == 50:
+                        raise
+                await asyncio.sleep(0.02 * attempt)
+
+
+async def _wait_until_there(docker: Docker, name: str) -> None:
+    """Wait until a container whose name is taken can be seen: a try beside this one is making it. Within a `call`."""
+    while True:
+        try:
+            await docker.containers.container(name).show()
+            return
+        except DockerError as error:
+            if error.status != 404:
+                raise
+        await asyncio.sleep(0.05)
+
+
+async def _networks(docker: Docker, name: str) -> list[dict[str, Any]]:
+    filters = json.dumps({"label": [f"{LABEL_PART_OF}={name}"]})
+    return list(await docker._query_json("networks", params={"filters": filters}))
 
 
 async def _remove_container(docker: Docker, name: str) -> None:

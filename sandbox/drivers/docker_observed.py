@@ -14,15 +14,15 @@ Row = dict[str, Any]
 _FRACTION = re.compile(r"\.(\d{1,6})\d*")
 
 
+def is_running(row: Row) -> bool:
+    """Return whether a row of a listing is of a container whose main process lives."""
+    return row["State"] in ("running", "paused")
+
+
 def observed(found: Row, gate: Row | None) -> Observed:
-    """Read the answer to an inspection, and that of its gate, which publishes the ports."""
+    """Read the answer to an inspection, and what an inspection or a listing tells of its gate, which has the ports."""
     state = found["State"]
     ended = state["Status"] in ("exited", "dead", "removing")
-    ports = {}
-    if gate is not None:
-        for key, bindings in (gate["NetworkSettings"].get("Ports") or {}).items():
-            if bindings:
-                ports[int(key.split("/")[0])] = int(bindings[0]["HostPort"])
     return Observed(
         name=found["Name"].lstrip("/"),
         status=_status(state["Status"]),
@@ -30,23 +30,20 @@ def observed(found: Row, gate: Row | None) -> Observed:
         exit_code=int(state["ExitCode"]) if ended else None,
         oom_killed=ended and bool(state.get("OOMKilled")),
         started_at=_instant(state.get("StartedAt", "")),
-        ports=ports,
+        ports=_ports(gate or {}),
     )
 
 
-def listed(name: str, row: Row, gate: Row) -> Observed:
-    """Read a row of a listing, and that of its gate."""
-    started = row["State"] in ("running", "paused")
-    ports = {
-        int(port["PrivatePort"]): int(port["PublicPort"]) for port in gate.get("Ports", ()) if "PublicPort" in port
-    }
-    return Observed(
-        name=name,
-        status=_status(row["State"]),
-        labels=row.get("Labels") or {},
-        started_at=float(row["Created"]) if started else 0.0,
-        ports=ports,
-    )
+def listed(name: str, row: Row, gate: Row, started_at: float) -> Observed:
+    """Read a row of a listing of one that runs, and that of its gate."""
+    return Observed(name, _status(row["State"]), row.get("Labels") or {}, started_at=started_at, ports=_ports(gate))
+
+
+def _ports(gate: Row) -> dict[int, int]:
+    if "NetworkSettings" in gate and "Ports" in gate["NetworkSettings"]:  # an inspection
+        published = gate["NetworkSettings"]["Ports"] or {}
+        return {int(key.split("/")[0]): int(found[0]["HostPort"]) for key, found in published.items() if found}
+    return {int(port["PrivatePort"]): int(port["PublicPort"]) for port in gate.get("Ports", ()) if "PublicPort" in port}
 
 
 def sort_parts(containers: Iterable[Row], networks: Iterable[Row]) -> tuple[dict[str, Row], dict[str, Row]]:

@@ -78,9 +78,9 @@ async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, targ
 async def main(plan: dict) -> None:  # type: ignore[type-arg]
     """Serve ``plan``: "inside" (own addresses in the sandbox's network), "out" and "published" (port, host, port)."""
     names = [name for _, name in socket.if_nameindex()]
-    inner = next(name for name in names if interface_address(name) == plan["inside"][0])
+    inner = next((name for name in names if interface_address(name) == plan["inside"][0]), "")
     outer = next((name for name in names if name not in ("lo", inner) and interface_address(name)), "")
-    if not outer:
+    if not inner or not outer:
         sys.exit(NO_BRIDGE)
     for number, address in enumerate(plan["inside"][1:], 1):
         add_address(inner, number, address, plan["netmask"])

@@ -313,7 +313,7 @@ def test_events_tell_what_happens_to_this_managers_containers_only(on_docker: On
         await asyncio.gather(watching, return_exceptions=True)
         assert {event.container for event in seen} == {box.name}
         kinds = [event.kind for event in seen]
-        assert [kind for kind in kinds if kind != "oom"] == ["start", "pause", "unpause", "die", "destroy"]
+        assert [kind for kind in kinds if kind != "oom"] == ["start", "pause", "unpause", "die", "destroy"], seen
         assert "oom" in kinds
         assert next(event.exit_code for event in seen if event.kind == "die") == 137
 
