@@ -87,15 +87,20 @@ class Connection:
         url = "/v1/" + "/".join(_quoted(part) for part in path) + (f"?{urlencode(query)}" if query else "")
         delays_s = list(RETRY_DELAYS_S)
         while True:
+            asked = self._service
             try:
                 sent = self._send(method, url, body, data, _timeout(ends_at_s - loop.time(), at_leisure))
                 async with await sent as response:
-                    if response.status == 401 and data is None and await self._is_elsewhere():
-                        continue
+                    if response.status == 401 and await self._is_elsewhere(asked):
+                        if data is None:
+                            continue
+                        raise ServiceUnreachable(f"the service at {asked.address} was started anew: try again.")
                     await _raise_error(response, self.address)
                     try:
                         yield response
                         return
+                    except TimeoutError:  # aiohttp's own is a ClientError too
+                        raise
                     except (aiohttp.ClientError, ConnectionError) as error:
                         raise ServiceUnreachable(f"the service at {self.address} went away midway: {error}.") from None
             except TimeoutError:
@@ -106,7 +111,7 @@ class Connection:
                     told = f"no sandbox service answers at {self.address} ({_reason(error)})"
                     raise ServiceUnreachable(f"{told}: start one with  rollcage sandbox serve.") from None
                 await asyncio.sleep(delays_s.pop(0))
-                await self._is_elsewhere()
+                await self._is_elsewhere(asked)
 
     async def close(self) -> None:
         """Close all connections; idempotent."""
@@ -142,14 +147,15 @@ class Connection:
             allow_redirects=False,
         )
 
-    async def _is_elsewhere(self) -> bool:
-        """Look where the service is now; returns whether that is news."""
+    async def _is_elsewhere(self, asked: ServiceAddress) -> bool:
+        """Look where the service is now; returns whether that is another one than was asked."""
         found = self._again()
-        if found is None or found == self._service:
+        if found is None or found == asked:
             return False
-        self._service, stale, self._http = found, self._http, None
-        if stale is not None:
-            await stale.close()
+        if found != self._service:  # else another call has found it
+            self._service, stale, self._http = found, self._http, None
+            if stale is not None:
+                await stale.close()
         return True
 
 

@@ -143,6 +143,8 @@ class _Server(uvicorn.Server):
 def _listener(listen: Listen) -> socket.socket:
     if listen.unix_socket is not None:
         return _unix_listener(listen.unix_socket)
+    if listen.port > 65535:
+        raise BadSpec(f"port {listen.port}: must be between 0 and 65535.")
     try:
         [found, *_] = socket.getaddrinfo(listen.host, listen.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
