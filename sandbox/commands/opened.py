@@ -1,4 +1,4 @@
-"""What the commands share: which sandboxes they work on, and what they say while something takes long."""
+"""Which sandboxes a command works on, and how commands show things: text, tables, JSON, and patience."""
 
 from __future__ import annotations
 
