@@ -81,9 +81,14 @@ class Keeper:
             raise ServiceUnreachable("the manager has no address")
         return Client(service.address, service.token, folder=self._folder)
 
+    @property
+    def pid(self) -> int:
+        """Its process id now."""
+        return self._running().pid
+
     def num_files(self) -> int:
         """Return how many file descriptors it has open."""
-        return len(os.listdir(f"/proc/{self._running().pid}/fd"))
+        return len(os.listdir(f"/proc/{self.pid}/fd"))
 
     def children(self) -> list[int]:
         """Return its child processes."""
