@@ -178,11 +178,14 @@ class _Reader:
 def _write(reader: _Reader, part: Path) -> None:
     try:
         with tarfile.open(fileobj=reader, mode="r|", bufsize=256 * 1024) as tar:  # type: ignore[call-overload]
-            for member in tar:
-                _extract(tar, member, part)
+            top = ""
+            while (member := tar.next()) is not None:
+                tar.members = []  # type: ignore[attr-defined]  # it would remember every one
+                top = top or _parts(member.name)[0]
+                _extract(tar, member, part, top)
     except tarfile.FilterError as error:
         raise UnsafePath(f"the archive holds what must not be unpacked: {error}.") from None
-    except (tarfile.TarError, EOFError) as error:
+    except (tarfile.TarError, EOFError, KeyError) as error:  # KeyError: a hard link to nothing
         raise SandboxError(f"the archive cannot be read: {error}.") from None
     if not os.path.lexists(part):
         raise SandboxError("the archive is empty.")
@@ -190,17 +193,27 @@ def _write(reader: _Reader, part: Path) -> None:
         pass
 
 
-def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, part: Path) -> None:
-    top, *rest = PurePosixPath(member.name).parts or ("",)
-    if member.name.startswith("/") or ".." in rest or top in ("..", ""):
-        raise UnsafePath(f"the archive holds {member.name!r}, which leads out of its folder.")
+def _parts(name: str) -> list[str]:
+    """Return the parts of a member's name; raises UnsafePath where they lead anywhere but down."""
+    parts = list(PurePosixPath(name).parts)
+    if not parts or name.startswith("/") or ".." in parts:
+        raise UnsafePath(f"the archive holds {name!r}, which leads out of its folder.")
+    return parts
+
+
+def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, part: Path, top: str) -> None:
+    first, *rest = _parts(member.name)
+    if first != top or (member.islnk() and _parts(member.linkname)[0] != top):
+        raise UnsafePath(f"the archive holds {member.name!r} beside {top!r}: only one file or folder was asked for.")
     if rest:
-        link = "/".join(PurePosixPath(member.linkname).parts[1:]) if member.islnk() else member.linkname
-        if not part.is_dir():
-            part.mkdir()  # FileExistsError: the top member was a file
+        if not os.path.lexists(part):
+            part.mkdir()
+        elif not part.is_dir():
+            raise UnsafePath(f"the archive holds {member.name!r}, but {top!r} is a file.")
+        link = "/".join(_parts(member.linkname)[1:]) if member.islnk() else member.linkname
         tar.extract(member.replace(name="/".join(rest), linkname=link, deep=False), part, filter="data")
     elif os.path.lexists(part):
-        raise UnsafePath("the archive holds more than one file or folder.")
+        raise UnsafePath(f"the archive holds {member.name!r} twice.")
     elif member.isdir():
         part.mkdir()
     elif member.isreg() and (content := tar.extractfile(member)) is not None:

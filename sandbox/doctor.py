@@ -66,7 +66,7 @@ async def examine(endpoint: str, folder: Path) -> AsyncIterator[Finding]:
     try:
         try:
             async with engine.call("describe itself") as docker:
-                about: dict[str, Any] = await docker.system.info()
+                about = dict(await docker.system.info())
         except DaemonForbidden as error:
             yield Finding("permission", False, *_halves(error))
             return
@@ -159,7 +159,8 @@ def leftovers(containers: list[dict[str, Any]], manager: str, is_managed: bool, 
         is_managed: a manager has the folder now.
         now: seconds since the epoch.
     """
-    mine, others = [], []
+    mine: list[str] = []
+    others: list[str] = []
     for container in containers:
         labels = container.get("Labels") or {}
         try:

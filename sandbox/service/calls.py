@@ -37,7 +37,8 @@ async def while_connected(scope: Scope, receive: Receive, call: Coroutine[Any, A
     running = asyncio.create_task(call)
     leaving = asyncio.create_task(_until_gone(receive))
     try:
-        await asyncio.wait({running, leaving, stopping}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        ends: set[asyncio.Future[Any]] = {running, leaving, stopping}
+        await asyncio.wait(ends, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         if running.done():
             return running.result()
         if stopping.done():
@@ -65,7 +66,8 @@ async def take_body(chunks: AsyncIterator[bytes], call: Callable[[AsyncIterator[
 
 async def never() -> Message:
     """Receive nothing: for calls that read the request's body themselves, and so hear that the client leaves."""
-    return await asyncio.get_running_loop().create_future()
+    message: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+    return await message
 
 
 async def _until_gone(receive: Receive) -> None:
