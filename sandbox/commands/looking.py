@@ -62,10 +62,14 @@ def run_logs(argv: Sequence[str]) -> int:
     )
     add_place(parser)
     parser.add_argument("--lines", type=natural, default=100, help="so many at most; default 100")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.add_argument("id", help="of the sandbox")
     args = parser.parse_args(argv)
     with opened(args) as sandboxes:
         text = sandboxes.attach(args.id).logs(num_lines=args.lines)
+    if args.json:
+        show_json({"id": args.id, "logs": text})
+        return 0
     sys.stdout.write(text if text.endswith("\n") or not text else text + "\n")
     return 0
 

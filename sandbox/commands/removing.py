@@ -19,21 +19,26 @@ def run_rm(argv: Sequence[str]) -> int:
     add_place(parser)
     parser.add_argument("--all", action="store_true", help="all of them")
     parser.add_argument("--owner", help="with --all: only this one's")
+    parser.add_argument("--json", action="store_true", help="one JSON list on stdout")
     parser.add_argument("ids", nargs="*", metavar="ID")
     args = parser.parse_args(argv)
     if bool(args.ids) == args.all or (args.owner is not None and not args.all):
         parser.error("name the sandboxes, or say --all (--owner goes with it).")
-    num_failed = 0
+    num_failed, gone = 0, []
     with opened(args) as sandboxes:
         ids = args.ids or [info.id for info in sandboxes.list_sandboxes(owner=args.owner)]
         for sandbox_id in ids:
             try:
                 with patience(f"deleting {sandbox_id}"):
                     sandboxes.attach(sandbox_id).delete()
-                show(sandbox_id)
+                gone.append(sandbox_id)
+                if not args.json:
+                    show(sandbox_id)
             except RollcageError as error:
                 num_failed += 1
                 say(f"rollcage sandbox rm: {error}")
+    if args.json:
+        show_json(gone)
     return 1 if num_failed else 0
 
 

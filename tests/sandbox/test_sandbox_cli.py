@@ -100,10 +100,12 @@ def test_a_sandbox_from_its_start_to_its_end(sh: Shell, tmp_path: Path) -> None:
     assert sh("shell", box, stdin="echo a\nexit\necho b\n").stdout == "a\n"
 
     assert sh("logs", box).stdout == ""
+    assert json.loads(sh("logs", box, "--json").stdout) == {"id": box, "logs": ""}
     kinds = [json.loads(line)["kind"] for line in sh("events", box, "--json").stdout.splitlines()]
     assert {"created", "ready"} <= set(kinds)
     assert sh("reap", "--json").stdout == "[]\n"
     assert sh("rm", box).stdout == f"{box}\n"
+    assert json.loads(sh("rm", "--json", box, code=1).stdout) == []
     assert "deleted" in sh("events", box).stdout, "history stays"
     assert f"no sandbox '{box}'" in sh("exec", box, "true", code=1).stderr
 

@@ -1,0 +1,17 @@
+"""The examples in docstrings are true."""
+
+from __future__ import annotations
+
+import doctest
+from importlib import import_module
+
+import pytest
+
+MODULES = ["archive", "opening", "manager", *(f"commands.{it}" for it in ("looking", "opened", "running", "copying"))]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_the_examples_are_true(module: str) -> None:
+    result = doctest.testmod(import_module(f"rollcage.sandbox.{module}"))
+    assert result.attempted > 0
+    assert result.failed == 0
