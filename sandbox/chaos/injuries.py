@@ -8,20 +8,21 @@ from rollcage.sandbox.base import Sandbox
 from rollcage.sandbox.chaos.caller import Caller
 from rollcage.sandbox.chaos.schedule import Injury, Plan
 from rollcage.sandbox.drivers.base import Driver
-from rollcage.sandbox.errors import SandboxError
+from rollcage.sandbox.errors import SandboxError, SandboxRestarted, SandboxUnavailable
 from rollcage.sandbox.types import MIB, Probe, RestartPolicy, SandboxSpec, State
 
 DEADLY = (Injury.KILL, Injury.DISK, Injury.NO_BIN)
 """A life does not survive these, or is UNHEALTHY for good where its policy is to fail."""
+NUM_TRIES = 4
 MAYBE_DEADLY = (Injury.PAUSE, Injury.FORK_BOMB, Injury.AGENT, Injury.NO_BIN)
 """Under these a sandbox may cease to answer, and its policy then says what follows."""
 _KILL_AGENT = (
     "for it in /proc/[0-9]*; do grep -qs '[r]ollcage agent' $it/cmdline && kill -9 ${it#/proc/}; done; sleep 5"
 )
 _INSIDE = {
-    Injury.OOM: ("head -c 200M /dev/zero | tail", 20.0),
+    Injury.OOM: ("head -c 209715200 /dev/zero | tail", 20.0),
     Injury.FORK_BOMB: ("bomb() { bomb | bomb & }; bomb; sleep 30", 2.0),
-    Injury.DISK: ("head -c 64M /dev/zero > big; sleep 30", 40.0),
+    Injury.DISK: ("head -c 67108864 /dev/zero > big; sleep 30", 40.0),
     Injury.AGENT: (_KILL_AGENT, 10.0),
     Injury.NO_BIN: ("rm -rf /bin", 10.0),
 }
@@ -43,7 +44,9 @@ def spec_of(plan: Plan, image: str, ttl_s: float) -> SandboxSpec:
     )
 
 
-async def injure(caller: Caller, box: Sandbox, container: str, injury: Injury, driver: Driver) -> None:
+async def injure(
+    caller: Caller, box: Sandbox, container: str, injury: Injury, driver: Driver, up: Callable[[], Awaitable[None]]
+) -> None:
     """Let it happen.
 
     Args:
@@ -52,6 +55,7 @@ async def injure(caller: Caller, box: Sandbox, container: str, injury: Injury, d
         container: its container now.
         injury: what.
         driver: of the daemon, past the proxy.
+        up: waits until the manager runs.
     """
     if injury in (Injury.KILL, Injury.PAUSE):
         act: Callable[[str], Awaitable[None]] = driver.kill if injury is Injury.KILL else driver.pause
@@ -64,7 +68,13 @@ async def injure(caller: Caller, box: Sandbox, container: str, injury: Injury, d
             caller.generation = (await box.info()).generation
     elif injury in _INSIDE:
         command, timeout_s = _INSIDE[injury]
-        answer = await caller(f"exec ({injury})", lambda: box.exec(command, timeout_s=timeout_s), timeout_s)
+        for _ in range(NUM_TRIES):
+            await up()
+            answer = await caller(f"exec ({injury})", lambda: box.exec(command, timeout_s=timeout_s), timeout_s)
+            error = answer.error
+            has_died = isinstance(error, SandboxUnavailable) and error.state not in ("", State.READY)
+            if answer.ok or has_died or isinstance(error, SandboxRestarted):
+                break  # else the connection to it broke, and the command with it
         if injury is Injury.OOM and answer.value is not None and not answer.value.timed_out:
             caller.ledger.check("answer", caller.cycle, answer.value.oom_killed, f"no OOM told: {answer.value}")
 
