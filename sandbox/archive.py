@@ -180,7 +180,7 @@ def _write(reader: _Reader, part: Path) -> None:
         with tarfile.open(fileobj=reader, mode="r|", bufsize=256 * 1024) as tar:  # type: ignore[call-overload]
             top = ""
             while (member := tar.next()) is not None:
-                tar.members = []  # type: ignore[attr-defined]  # it would remember every one
+                tar.members = []  # it would remember every one
                 top = top or _parts(member.name)[0]
                 _extract(tar, member, part, top)
     except tarfile.FilterError as error:
