@@ -18,6 +18,11 @@ BENCHMARKS: dict[str, tuple[str, str, str]] = {
     "envs": ("rollcage.benchmarks.envs.speed", "main", "environment speed, side by side with public packages"),
     "learning": ("rollcage.benchmarks.learning", "main", "a preset trained for several seeds: gain with its spread"),
     "sandbox": ("rollcage.benchmarks.sandbox.speed", "main", "sandbox speed, side by side with public packages"),
+    "endurance": (
+        "rollcage.benchmarks.sandbox.endurance",
+        "main",
+        "sandboxes at full size: leases, snapshots, 500 MiB",
+    ),
     "engines": ("rollcage.benchmarks.engines.speed", "main", "generation speed of the local engine"),
 }
 """Benchmark -> module, function (arguments -> exit code), and what it does."""

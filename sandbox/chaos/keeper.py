@@ -92,10 +92,18 @@ class Keeper:
 
     def children(self) -> list[int]:
         """Return its child processes."""
-        pid = self._running().pid
-        return [
-            int(it) for task in Path(f"/proc/{pid}/task").iterdir() for it in (task / "children").read_text().split()
-        ]
+        tasks = Path(f"/proc/{self.pid}/task").iterdir()
+        return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+    def memory_bytes(self) -> int:
+        """Return the memory that it has now, and forget its peak."""
+        Path(f"/proc/{self.pid}/clear_refs").write_text("5")
+        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def peak_bytes(self) -> int:
+        """Return the most memory that it has had since `memory_bytes`."""
+        lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
     def log_tail(self) -> str:
         """Return the end of what it wrote."""
