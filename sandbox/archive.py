@@ -185,7 +185,7 @@ def _write(reader: _Reader, part: Path) -> None:
                 _extract(tar, member, part, top)
     except tarfile.FilterError as error:
         raise UnsafePath(f"the archive holds what must not be unpacked: {error}.") from None
-    except (tarfile.TarError, EOFError, KeyError) as error:  # KeyError: a hard link to nothing
+    except (tarfile.TarError, EOFError, KeyError, ValueError) as error:  # the last two: a hard link to nothing
         raise SandboxError(f"the archive cannot be read: {error}.") from None
     if not os.path.lexists(part):
         raise SandboxError("the archive is empty.")
