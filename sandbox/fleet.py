@@ -36,6 +36,7 @@ class Settings:
         slow_s: an answer that takes longer speaks against a host; ten times as long for creations and commits.
         connect_timeout_s: longest wait for the agent of a sandbox that runs already.
         remove_timeout_s: longest wait for a removal; then the reconciler goes on with it.
+        recreate_timeout_s: longest creation of a new life's container, whose image the host has.
         operation_timeout_s: longest pause, snapshot, restore or deletion; then DeadlineExceeded. It goes on by itself.
         grace_s: so much after a call's own deadline it is given up.
         backoff_s: pause before the second new life of a sandbox; doubled for each further one.
@@ -57,6 +58,7 @@ class Settings:
     slow_s: float = 5.0
     connect_timeout_s: float = 10.0
     remove_timeout_s: float = 30.0
+    recreate_timeout_s: float = 60.0
     operation_timeout_s: float = 180.0
     grace_s: float = 10.0
     backoff_s: float = 1.0

@@ -234,9 +234,11 @@ class Lives:
                     return
                 try:
                     host = self._fleet.host(box)
-                    await host.driver.remove(container_name(box.info.id, box.info.generation - 1))
-                except SandboxError as error:  # never two lives at once: first the old one must be gone
-                    self._fleet.move(box, "", message=f"its former life cannot be removed yet: {error}")
+                    async with asyncio.timeout(settings.remove_timeout_s):
+                        await host.driver.remove(container_name(box.info.id, box.info.generation - 1))
+                except (SandboxError, TimeoutError) as error:  # never two lives at once: first the old one must be gone
+                    why = str(error) or f"no answer within {settings.remove_timeout_s:g} s"
+                    self._fleet.move(box, "", message=f"its former life cannot be removed yet: {why}")
                     continue
                 try:
                     return await self._next_life(box, host)
@@ -249,8 +251,12 @@ class Lives:
             box.place = self._fleet.admission.adopt(host.name, box.info.spec)
         deadline = asyncio.get_running_loop().time() + self._fleet.settings.call_timeout_s
         await self._fleet.admission.restart(box.place, deadline=deadline)
+        longest_s = self._fleet.settings.recreate_timeout_s + box.info.spec.start_timeout_s
         try:
-            await self.begin(box, host, "restarted")
+            async with asyncio.timeout(longest_s):
+                await self.begin(box, host, "restarted")
+        except TimeoutError:
+            raise HostUnavailable(f"host {host.name!r} made no new container within {longest_s:g} s") from None
         finally:
             box.place.started()
 
