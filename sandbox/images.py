@@ -39,12 +39,7 @@ mkdir -p /work && chown 1000:1000 /work
 command -v python >/dev/null || ln -s /usr/bin/python3 /usr/local/bin/python
 rm -rf /var/cache/apt/archives/*.deb /var/lib/apt/lists/* /usr/share/doc/* /usr/share/man/* /usr/share/locale/*
 """
-_DOCKERFILE = f"""FROM {REGISTRY_IMAGE}
-RUN apt-get update && apt-get install -y --no-install-recommends ca-certificates git patch procps
-COPY user.sh /tmp/user.sh
-RUN sh /tmp/user.sh && rm /tmp/user.sh
-LABEL {LABEL_RECIPE}={RECIPE}
-"""
+_INSTALL = "RUN apt-get update && apt-get install -y --no-install-recommends ca-certificates git patch procps"
 
 
 def silent(_line: str) -> None:
@@ -183,10 +178,22 @@ async def _pull(engine: Engine, image: str, progress: Progress, timeout_s: float
     return ""
 
 
+def _dockerfile() -> str:
+    lines = (
+        f"FROM {REGISTRY_IMAGE}",
+        _INSTALL,
+        "COPY user.sh /tmp/user.sh",
+        "RUN sh /tmp/user.sh && rm /tmp/user.sh",
+        "WORKDIR /work",
+        f"LABEL {LABEL_RECIPE}={RECIPE}",
+    )
+    return "\n".join(lines) + "\n"
+
+
 async def _extend(engine: Engine, progress: Progress, timeout_s: float) -> None:
     context = io.BytesIO()
     with tarfile.open(fileobj=context, mode="w:gz") as archive:
-        _add_file(archive, "Dockerfile", _DOCKERFILE.encode())
+        _add_file(archive, "Dockerfile", _dockerfile().encode())
         _add_file(archive, "user.sh", _USER.encode())
     context.seek(0)
     what = f"build {BASE_IMAGE} from {REGISTRY_IMAGE}"

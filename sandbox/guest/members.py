@@ -27,7 +27,8 @@ class MemberCheck:
         """Take the next bytes of the stream.
 
         Raises:
-            UnsafePath: a member is absolute, has "..", links out of the folder, or is a device or pipe.
+            UnsafePath: a member is absolute, has "..", is a device or pipe, or links out of the folder, or out of the
+                first folder of its own name.
         """
         view = memoryview(data)
         while view:
@@ -91,7 +92,9 @@ class MemberCheck:
             raise UnsafePath(f"{name!r} leads out of the folder")
         if kind == _SYMBOLIC:
             target = posixpath.normpath(posixpath.join(posixpath.dirname(name), link))
-            if link.startswith("/") or target.split("/")[0] == "..":
+            top = next((part for part in name.split("/") if part), "")
+            is_inside = target.split("/")[0] not in ("..", "") if top == "." else target.startswith(f"{top}/")
+            if link.startswith("/") or not is_inside:
                 raise UnsafePath(f"{name!r} links out of the folder, to {link!r}")
         elif kind == _HARD:
             if link.startswith("/") or ".." in link.split("/"):
