@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -127,8 +128,7 @@ async def run(options: Options, tell: Callable[[str], None]) -> Report:
 @asynccontextmanager
 async def _staged(options: Options, schedule: Schedule, report: Report) -> AsyncIterator[tuple[Stage, int]]:
     """Set the stage; also returns how many files a manager with nothing to do has open."""
-    if not options.endpoint.startswith("unix://"):
-        raise BadSpec(f"endpoint {options.endpoint!r}: the harness stands before a unix socket: unix:///PATH.")
+    _path_of(options.endpoint)
     async with AsyncExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="rollcage-chaos-"))
         stack.callback(shutil.rmtree, folder)
@@ -142,27 +142,34 @@ async def _staged(options: Options, schedule: Schedule, report: Report) -> Async
         driver = DockerDriver(endpoint)
         stack.push_async_callback(driver.close)
         await driver.status()  # says at once where there is none
-        proxy = Proxy(
-            Path(endpoint.removeprefix("unix://")), folder / "proxy", lambda c, o, s: schedule.fault(c, o, is_stream=s)
-        )
-        await proxy.open()
-        stack.push_async_callback(proxy.close)
         state = folder / "m"
         state.mkdir(mode=0o700)
+        (state / "id").write_text(store_id := secrets.token_hex(6))
+        witness = Witness(endpoint, store_id, report.ledger)
+        stack.push_async_callback(witness.close)
+        await witness.open()
+        stack.push_async_callback(witness.remove_left)  # whatever ends it: a harness that fails leaves nothing either
+        proxy = Proxy(_path_of(endpoint), folder / "proxy", schedule.fault)
+        stack.push_async_callback(proxy.close)
+        await proxy.open()
         keeper = Keeper(state, proxy.endpoint, options.command)
         stack.push_async_callback(keeper.stop)
-        calm, schedule.is_calm = schedule.is_calm, True
+        stack.callback(lambda: setattr(report, "num_kills", keeper.num_kills))
+        schedule.is_calm = True
         await keeper.start()
-        store_id = (state / "id").read_text().strip()
-        witness = Witness(endpoint, store_id, report.ledger)
-        await witness.open()
-        stack.push_async_callback(witness.close)
+        async with keeper.client() as first:  # says at once where the image is missing
+            await (await first.create(SandboxSpec(image=options.image), deadline_s=ALIVE_S)).delete()
         num_files = await _fewest_files(keeper)
         client = keeper.client()
         stack.push_async_callback(client.close)
-        schedule.is_calm = calm
-        stack.callback(lambda: setattr(report, "num_kills", keeper.num_kills))
+        schedule.is_calm = False
         yield Stage(options.image, client, keeper, witness, driver, report.ledger, options.seed, restart), num_files
+
+
+def _path_of(endpoint: str) -> Path:
+    if not endpoint.startswith("unix://"):
+        raise BadSpec(f"endpoint {endpoint!r}: the harness stands before a unix socket: unix:///PATH.")
+    return Path(endpoint.removeprefix("unix://"))
 
 
 async def _fewest_files(keeper: Keeper) -> int:
@@ -213,4 +220,3 @@ async def _count(stage: Stage, num_files: int, report: Report) -> None:
     ledger.check("orderly end", -1, code == 0, f"exit code {code}: {keeper.log_tail()}")
     left = await stage.witness.left()
     ledger.check("nothing left", -1, not left, f"after the manager's end: {', '.join(left)}")
-    await stage.witness.remove_left()

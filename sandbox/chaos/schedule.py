@@ -84,7 +84,7 @@ class Schedule:
         self.counts: Counter[Fault] = Counter()
         self._num_seen: Counter[tuple[int, str]] = Counter()
 
-    def fault(self, cycle: int, operation: str, *, is_stream: bool) -> tuple[Fault | None, float]:
+    def fault(self, cycle: int, operation: str, is_stream: bool) -> tuple[Fault | None, float]:
         """Return what becomes of a cycle's next request of that kind (-1: it belongs to none), and its delay in s."""
         number = self._num_seen[cycle, operation]
         self._num_seen[cycle, operation] += 1

@@ -245,15 +245,15 @@ def test_what_is_no_http_ends_its_own_connection_only(tmp_path: Path) -> None:
 def test_a_seed_says_what_goes_wrong_in_a_cycle_whatever_goes_on_beside_it() -> None:
     alone, beside = Schedule(7, 0.5), Schedule(7, 0.5)
     operations = ("containers create", "exec start", "events") * 20
-    first = [alone.fault(3, operation, is_stream=operation != "containers create") for operation in operations]
+    first = [alone.fault(3, operation, operation != "containers create") for operation in operations]
     second = []
     for operation in operations:
-        beside.fault(4, operation, is_stream=False)
-        second.append(beside.fault(3, operation, is_stream=operation != "containers create"))
+        beside.fault(4, operation, False)
+        second.append(beside.fault(3, operation, operation != "containers create"))
     assert first == second
     assert {fault for fault, _ in first} > {None, Fault.CUT, Fault.DELAY}
     other = Schedule(8, 0.5)
-    assert first != [other.fault(3, operation, is_stream=operation != "containers create") for operation in operations]
+    assert first != [other.fault(3, operation, operation != "containers create") for operation in operations]
     assert plan(7, 3) == plan(7, 3) != plan(8, 3)
     alone.is_calm = True
-    assert alone.fault(3, "events", is_stream=True) == (None, 0.0)
+    assert alone.fault(3, "events", True) == (None, 0.0)
