@@ -167,6 +167,7 @@ def test_an_agent_that_is_frozen_costs_its_calls_their_deadline_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rollcage.sandbox.guest.channel.GRACE_S", 0.2)
+    taken: list[int] = []
 
     async def main() -> None:
         async with local_guest(tmp_path) as guest:
@@ -178,11 +179,14 @@ def test_an_agent_that_is_frozen_costs_its_calls_their_deadline_only(
             with pytest.raises(DeadlineExceeded):
                 await guest.put(forever(), "x", timeout_s=0.3)
             assert time.monotonic() - started < 2
+            assert len(taken) < 20, "a window full, and no more, is read for an agent that does not take it"
             os.kill(pid, signal.SIGCONT)
             assert (await run(guest, "echo ok")).stdout == b"ok\n"
 
     async def forever():  # type: ignore[no-untyped-def]
         while True:
+            taken.append(1)
+            await asyncio.sleep(0)
             yield bytes(100_000)
 
     asyncio.run(main())
