@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rollcage.errors import RollcageError
+from rollcage.errors import RollcageError, unwrap
 from rollcage.sandbox.chaos.cycle import Cycle, Stage
 from rollcage.sandbox.chaos.keeper import COMMAND, Keeper
 from rollcage.sandbox.chaos.ledger import Ledger
@@ -110,9 +110,12 @@ async def run(options: Options, tell: Callable[[str], None]) -> Report:
                         if breach.cycle == number:
                             tell(str(breach))
 
-            async with asyncio.TaskGroup() as cycles:
-                for number in options.cycles:
-                    cycles.create_task(one(number))
+            try:
+                async with asyncio.TaskGroup() as cycles:
+                    for number in options.cycles:
+                        cycles.create_task(one(number))
+            except BaseExceptionGroup as errors:
+                raise unwrap(errors) from errors
             schedule.is_calm = True
             tell("the storm is over: counting")
             await _count(stage, store, report)
@@ -148,7 +151,8 @@ async def _staged(options: Options, schedule: Schedule, report: Report) -> Async
         witness = Witness(endpoint, store_id, report.ledger)
         stack.push_async_callback(witness.close)
         await witness.open()
-        stack.push_async_callback(witness.remove_left)  # whatever ends it: a harness that fails leaves nothing either
+        if not options.own_daemon:  # whatever ends it: a harness that fails leaves nothing either
+            stack.push_async_callback(witness.remove_left)
         proxy = Proxy(_path_of(endpoint), folder / "proxy", schedule.fault)
         stack.push_async_callback(proxy.close)
         await proxy.open()

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import shutil
+import signal
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 from rollcage.errors import UserError
@@ -35,6 +38,7 @@ class OwnDaemon:
         if os.geteuid() != 0 or shutil.which("dockerd") is None:
             raise UserError("--own-daemon: only root can start a Docker daemon, and only where dockerd is installed")
         self._folder, self.endpoint, self.num_restarts = folder, f"unix://{folder}/socket", 0
+        self._namespace = f"chaos-{secrets.token_hex(4)}"
         self._process: asyncio.subprocess.Process | None = None
         self._lock = asyncio.Lock()
 
@@ -48,7 +52,7 @@ class OwnDaemon:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        if self._process is not None:
+        if self._process is not None and self._process.returncode is None:
             self._process.terminate()
             try:
                 async with asyncio.timeout(STOP_S):
@@ -65,6 +69,8 @@ class OwnDaemon:
             self.num_restarts += 1
             self._process.kill()
             await self._process.wait()
+            # Its containerd dies with it; a new one is started only where the old one's number is nobody's.
+            (self._folder / "exec" / "containerd" / "containerd.pid").unlink(missing_ok=True)
             await self._start()
 
     async def copy_image(self, source: str, image: str) -> None:
@@ -80,7 +86,7 @@ class OwnDaemon:
             await there.close()
 
     async def _start(self) -> None:
-        name = f"rollcage-{self._folder.parent.name}"
+        name = self._namespace
         with (self._folder / "log").open("ab") as log:
             self._process = process = await asyncio.create_subprocess_exec(
                 *("dockerd", "--host", self.endpoint, "--data-root", f"{self._folder}/data"),
@@ -116,7 +122,25 @@ class OwnDaemon:
             await driver.close()
 
     def _remove(self) -> None:
-        for line in Path("/proc/self/mounts").read_text().splitlines():
+        """Remove all of it; where the daemon had to be killed, its containers are still there."""
+        shims = [it for it in _processes() if f"-namespace\0{self._namespace}" in it[1]]
+        ids = {words[words.index("-id") + 1] for _, text in shims if "-id" in (words := text.split("\0"))}
+        for pid, text in _processes():
+            if any(container_id in text for container_id in ids):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        for line in reversed(Path("/proc/self/mounts").read_text().splitlines()):
             if line.split()[1].startswith(f"{self._folder}/"):
                 subprocess.run(("umount", "-l", line.split()[1]), check=False, timeout=30)
         shutil.rmtree(self._folder)
+
+
+def _processes() -> list[tuple[int, str]]:
+    """Return the processes of this machine, with their commands and control groups."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with suppress(OSError):  # it has ended
+                text = (folder / "cmdline").read_text(errors="replace") + (folder / "cgroup").read_text()
+                found.append((int(folder.name), text))
+    return found
