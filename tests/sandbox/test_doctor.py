@@ -57,13 +57,21 @@ def test_a_socket_that_nobody_listens_on_is_no_daemon(tmp_path: Path) -> None:
 
 def test_a_daemon_that_never_answers_is_told_in_time(tmp_path: Path) -> None:
     async def main() -> list[Finding]:
+        calls: set[asyncio.Task[None]] = set()
+
         async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.read()
             writer.close()
+            await writer.wait_closed()
 
-        server = await asyncio.start_unix_server(silent, str(tmp_path / "socket"))
+        def called(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            calls.add(asyncio.create_task(silent(reader, writer)))
+
+        server = await asyncio.start_unix_server(called, str(tmp_path / "socket"))
         async with asyncio.timeout(30.0), server:
-            return [finding async for finding in examine(f"unix://{tmp_path}/socket", tmp_path)]
+            findings = [finding async for finding in examine(f"unix://{tmp_path}/socket", tmp_path)]
+            await asyncio.gather(*calls)
+        return findings
 
     *_, finding = asyncio.run(main())
     assert (finding.check, finding.ok) == ("daemon", False)
