@@ -104,7 +104,11 @@ class Sandbox(Protocol):
         ...
 
     def get_archive(self, source: str, *, timeout_s: float = 600.0) -> AsyncIterator[bytes]:
-        """Yield a tar stream of ``source``, members named from its last part on: what `get` unpacks. Raises NoSuchPath."""
+        """Yield a tar stream of ``source``, members named from its last part on: what `get` unpacks.
+
+        Raises:
+            NoSuchPath: there is no ``source``.
+        """
         ...
 
     async def snapshot(self) -> Snapshot:

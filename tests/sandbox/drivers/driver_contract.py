@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from rollcage.sandbox.archive import pack, unpack
 from rollcage.sandbox.drivers.base import (
     LABEL_GENERATION,
     LABEL_MANAGER,
@@ -29,7 +30,7 @@ from rollcage.sandbox.drivers.base import (
     Observed,
 )
 from rollcage.sandbox.errors import GuestLost, HostUnavailable, ImageMissing, SandboxUnavailable, StartFailed
-from rollcage.sandbox.guest.archive import pack, read_file, unpack
+from rollcage.sandbox.reading import read_file
 from rollcage.sandbox.types import ExecRequest, SandboxSpec
 
 
@@ -313,7 +314,7 @@ async def commands_and_files_work_inside(host: Host) -> None:
         result = await guest.exec(ExecRequest("echo $COLOUR; basename $(pwd); exit 4"))
         assert (result.exit_code, result.stdout_text.split()) == (4, ["blue", spec.workdir.rpartition("/")[2]])
         await guest.put(pack(b"data", "file"), "new/folder", timeout_s=10)
-        assert await read_file(guest.get("new/folder/file", timeout_s=10), 100) == b"data"
+        assert await read_file(guest.get("new/folder/file", timeout_s=10), "new/folder/file", 100) == b"data"
         await unpack(guest.get("new", timeout_s=10), host.folder / "back")
         assert (host.folder / "back" / "folder" / "file").read_bytes() == b"data"
         session = await guest.open_session(env={"X": "1"}, cwd="")

@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 from tests.sandbox.guest.local_guest import run, with_guest
 
+from rollcage.sandbox.archive import pack, unpack
 from rollcage.sandbox.errors import DeadlineExceeded, NoSuchPath, SandboxError, UnsafePath
-from rollcage.sandbox.guest.archive import pack, read_file, unpack
 from rollcage.sandbox.guest.channel import AgentGuest
+from rollcage.sandbox.reading import read_file
 
 
 def make_tree(folder: Path) -> Path:
@@ -71,11 +72,11 @@ def test_S18_a_file_in_a_missing_folder_is_made(tmp_path: Path) -> None:
         await guest.put(pack(data, "file"), str(tmp_path / "new" / "er"), timeout_s=20)
         assert (tmp_path / "new" / "er" / "file").read_bytes() == data
         assert time.monotonic() - started < 5
-        assert await read_file(guest.get("new/er/file", timeout_s=20), 8 << 20) == data
+        assert await read_file(guest.get("new/er/file", timeout_s=20), "new/er/file", 8 << 20) == data
         with pytest.raises(UnsafePath, match="5,242,880 bytes"):
-            await read_file(guest.get("new/er/file", timeout_s=20), 1 << 20)
+            await read_file(guest.get("new/er/file", timeout_s=20), "new/er/file", 1 << 20)
         with pytest.raises(NoSuchPath):
-            await read_file(guest.get("new/er", timeout_s=20), 1 << 20)
+            await read_file(guest.get("new/er", timeout_s=20), "new/er", 1 << 20)
 
     with_guest(tmp_path, test)
 
@@ -293,7 +294,7 @@ def test_what_the_source_raises_is_passed_on(tmp_path: Path) -> None:
 S18 = """
 import asyncio, resource, sys
 from pathlib import Path
-from rollcage.sandbox.guest.archive import pack, unpack
+from rollcage.sandbox.archive import pack, unpack
 from tests.sandbox.guest.local_guest import local_guest, run
 
 async def main():
