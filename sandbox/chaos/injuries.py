@@ -14,8 +14,8 @@ from rollcage.sandbox.types import MIB, Probe, RestartPolicy, SandboxSpec, State
 DEADLY = (Injury.KILL, Injury.DISK, Injury.NO_BIN)
 """A life does not survive these, or is UNHEALTHY for good where its policy is to fail."""
 NUM_TRIES = 4
-MAYBE_DEADLY = (Injury.PAUSE, Injury.FORK_BOMB, Injury.AGENT, Injury.NO_BIN)
-"""Under these a sandbox may cease to answer, and its policy then says what follows."""
+LASTING = (Injury.FORK_BOMB, Injury.NO_BIN)
+"""Under these a sandbox whose policy is to fail may stay UNHEALTHY; from all others it recovers."""
 _KILL_AGENT = (
     "for it in /proc/[0-9]*; do grep -qs '[r]ollcage agent' $it/cmdline && kill -9 ${it#/proc/}; done; sleep 5"
 )
@@ -82,5 +82,5 @@ async def injure(
 def may_end_so(plan: Plan, state: State) -> bool:
     """Whether a sandbox may be in such a state for good after the injury of its cycle."""
     if state is State.UNHEALTHY:
-        return plan.restart is RestartPolicy.FAIL and plan.injury in MAYBE_DEADLY
+        return plan.restart is RestartPolicy.FAIL and plan.injury in LASTING
     return state in (State.FAILED, State.DELETED)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,6 +37,23 @@ def test_twelve_cycles_hold_and_leave_nothing(docker_endpoint: str, base_image: 
     assert {"deadline", "answer", "one per key", "settles", "gone", "alive", "nothing left"} <= set(told["kept"])
     assert told["outcomes"]["create: ok"] >= 12
     assert [line for line in done.stderr.splitlines() if line.startswith("cycle 11: ")]
+
+
+def test_a_private_daemon_is_killed_and_goes_without_a_trace(
+    docker_endpoint: str, bare_image: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seed = next(
+        seed for seed in range(1000) if [plan(seed, n).restart_daemon for n in range(3)] == [False, True, False]
+    )
+    options = Options(docker_endpoint, image=bare_image, cycles=range(3), seed=seed, own_daemon=True)
+    with tempfile.TemporaryDirectory(prefix="cage-") as folder:  # short: it holds unix sockets
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        report = asyncio.run(harness.run(options, lambda line: None))
+        assert os.listdir(folder) == []
+        assert folder not in Path("/proc/self/mounts").read_text()
+    assert report.ok, report.ledger.breaches
+    assert report.num_daemon_restarts == 1
+    assert [it for it in report.ledger.outcomes if it.startswith("daemon restart: ")]
 
 
 @pytest.mark.parametrize(
