@@ -19,16 +19,16 @@ from rollcage.sandbox.types import MIB
 CHUNK_BYTES = MIB
 
 
-def split_target(target: str, workdir: str) -> tuple[str, str]:
+def split_target(target: str) -> tuple[str, str]:
     """Return folder and name of a path in a sandbox; raises UnsafePath where it names no file.
 
-    >>> split_target("/work/a/b.txt", "/work"), split_target("b.txt", "/work"), split_target("/b/", "/work")
-    (('/work/a', 'b.txt'), ('/work', 'b.txt'), ('/', 'b'))
+    >>> split_target("/work/a/b.txt"), split_target("b.txt"), split_target("/b/")
+    (('/work/a', 'b.txt'), ('.', 'b.txt'), ('/', 'b'))
     """
     folder, _, name = target.rstrip("/").rpartition("/")
     if name in ("", ".", "..") or "\0" in target:
         raise UnsafePath(f"{target!r} names no file or folder to write.")
-    return folder or ("/" if target.startswith("/") else workdir), name
+    return folder or ("/" if target.startswith("/") else "."), name
 
 
 async def pack(source: Path | bytes, name: str) -> AsyncIterator[bytes]:

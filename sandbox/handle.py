@@ -97,7 +97,7 @@ class SandboxHandle:
 
     async def put(self, source: Path | bytes, target: str, *, timeout_s: float = 600.0) -> None:
         """See `rollcage.sandbox.base.Sandbox`."""
-        folder, name = split_target(target, self._box.info.spec.workdir)
+        folder, name = split_target(target)
         async with aclosing(pack(source, name)) as chunks:  # type: ignore[type-var]  # it is a generator
             await self.put_archive(chunks, folder, timeout_s=timeout_s)
 
@@ -114,7 +114,7 @@ class SandboxHandle:
     async def put_archive(self, chunks: AsyncIterator[bytes], folder: str, *, timeout_s: float = 600.0) -> None:
         """See `rollcage.sandbox.base.Sandbox`."""
         async with self._call(timeout_s) as (life, _):
-            await life.guest.put(chunks, self._path(folder), timeout_s=timeout_s)
+            await life.guest.put(chunks, posixpath.normpath(folder), timeout_s=timeout_s)
 
     async def get_archive(self, source: str, *, timeout_s: float = 600.0) -> AsyncIterator[bytes]:
         """See `rollcage.sandbox.base.Sandbox`."""
@@ -124,7 +124,7 @@ class SandboxHandle:
             while True:  # each piece is a call of its own: a deadline must not strike while the reader has its turn
                 async with self._call(deadline - asyncio.get_running_loop().time()) as (life, _):
                     if pieces is None:
-                        begun_in, pieces = life, life.guest.get(self._path(source), timeout_s=timeout_s)
+                        begun_in, pieces = life, life.guest.get(posixpath.normpath(source), timeout_s=timeout_s)
                     elif life is not begun_in:
                         raise begun_in.error or SandboxUnavailable(f"the connection to {self.id} was lost")
                     piece = await anext(pieces, None)
@@ -224,9 +224,6 @@ class SandboxHandle:
                 yield
         except TimeoutError:
             raise DeadlineExceeded(f"sandbox {self.id}: no answer within {limit_s:g} s") from None
-
-    def _path(self, path: str) -> str:
-        return posixpath.normpath(posixpath.join(self._box.info.spec.workdir, path))
 
     def _fence(self) -> None:
         info = self._box.info

@@ -92,7 +92,7 @@ class RemoteSandbox:
 
     async def put(self, source: Path | bytes, target: str, *, timeout_s: float = 600.0) -> None:
         """See `Sandbox`."""
-        folder, name = split_target(target, self._info.spec.workdir)
+        folder, name = split_target(target)
         async with aclosing(pack(source, name)) as chunks:  # type: ignore[type-var]  # it is a generator
             await self.put_archive(chunks, folder, timeout_s=timeout_s)
 

@@ -37,7 +37,11 @@ class Guest(Protocol):
         ...
 
     async def put(self, chunks: AsyncIterator[bytes], folder: str, *, timeout_s: float) -> None:
-        """Unpack a tar stream into ``folder``, which is made. Raises NoSuchPath or UnsafePath."""
+        """Unpack a tar stream into ``folder`` (from the work folder, where relative), which is made.
+
+        Raises:
+            NoSuchPath, UnsafePath: it cannot be written, or a member leads out of it.
+        """
         ...
 
     def get(self, path: str, *, timeout_s: float) -> AsyncIterator[bytes]:

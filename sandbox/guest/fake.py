@@ -140,11 +140,12 @@ class FakeGuest:
         with tarfile.open(fileobj=archive) as tar:
             for member in tar:
                 if (file := tar.extractfile(member)) is not None:
-                    self._inside.write(posixpath.join(folder, member.name), file.read())
+                    self._inside.write(posixpath.join(self._absolute(folder), member.name), file.read())
 
     async def get(self, path: str, *, timeout_s: float) -> AsyncIterator[bytes]:
         """See `Guest`."""
         await self._call("get", lambda: _value(None))
+        path = self._absolute(path)
         found = {name: data for name, data in self._inside.files.items() if name == path or name.startswith(path + "/")}
         if not found:
             raise NoSuchPath(f"there is no {path} in the sandbox")
@@ -155,6 +156,9 @@ class FakeGuest:
                 member.size = len(data)
                 tar.addfile(member, io.BytesIO(data))
         yield archive.getvalue()
+
+    def _absolute(self, path: str) -> str:
+        return posixpath.normpath(posixpath.join(self._inside.container.spec.workdir, path))
 
     async def ping(self, *, timeout_s: float) -> Vitals:
         """See `Guest`."""
