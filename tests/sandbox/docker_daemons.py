@@ -1,4 +1,8 @@
-"""Docker daemons for tests: the machine's own where it answers, else one started here; and a second, separate one."""
+"""Docker daemons for tests: the machine's own where it answers, else one started here; and a second, separate one.
+
+``python -m tests.sandbox.docker_daemons COMMAND...`` runs a command, such as pytest, with a daemon that has the base
+image: making it takes longer than a test may.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 import uuid
@@ -19,7 +24,7 @@ from pathlib import Path
 from rollcage.sandbox.drivers.docker import DockerDriver
 from rollcage.sandbox.drivers.docker_api import DEFAULT_ENDPOINT, Engine
 from rollcage.sandbox.errors import DaemonUnreachable, HostUnavailable
-from rollcage.sandbox.images import BASE_IMAGE
+from rollcage.sandbox.images import BASE_IMAGE, build_base
 
 ENDPOINT = os.environ.get("DOCKER_HOST", DEFAULT_ENDPOINT)
 HOW_TO = (
@@ -174,3 +179,22 @@ async def copy_image(source: str, target: str, image: str = BASE_IMAGE) -> None:
     finally:
         await here.close()
         await there.close()
+
+
+def _tell(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+
+
+def main(command: list[str]) -> int:
+    """Run ``command`` while the shared daemon runs, which has the base image; returns its exit code."""
+    try:
+        with shared_daemon() as endpoint:
+            asyncio.run(build_base(endpoint, progress=_tell))
+            return subprocess.run(command, check=False).returncode
+    except RuntimeError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
