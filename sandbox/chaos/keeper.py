@@ -119,7 +119,7 @@ class Keeper:
         before = read_address(self._folder)
         with (self._folder / "manager.log").open("ab") as log:
             self._process = process = await asyncio.create_subprocess_exec(
-                *self._command, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                *self._command, stdin=asyncio.subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
             )
         try:
             async with asyncio.timeout(START_S):

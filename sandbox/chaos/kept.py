@@ -1,8 +1,13 @@
-"""The process that is killed: a manager behind the proxy, served on a unix socket. ``python -m`` FOLDER ENDPOINT."""
+"""The process that is killed: a manager behind the proxy, served on a unix socket. ``python -m`` FOLDER ENDPOINT.
+
+It ends when its standard input does, so that it outlives no harness.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,7 +40,14 @@ SETTINGS = Settings(
 
 
 async def keep(folder: Path, endpoint: str) -> None:
-    """Manage and serve until SIGTERM."""
+    """Manage and serve until SIGTERM, or the end of standard input."""
+    loop = asyncio.get_running_loop()
+
+    def ended() -> None:
+        loop.remove_reader(sys.stdin)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    loop.add_reader(sys.stdin, ended)
 
     async def opened() -> Sandboxes:
         manager = Manager({"chaos": DockerDriver(endpoint, call_timeout_s=5.0, slow_timeout_s=15.0)}, folder,
