@@ -9,12 +9,14 @@ import asyncio
 import hashlib
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 from rollcage.command import CommandParser
 from rollcage.sandbox.chaos.keeper import Keeper
@@ -128,7 +130,15 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     if unknown := set(args.cases) - set(CASES):
         parser.error(f"no case {unknown.pop()!r}; there are: {', '.join(CASES)}.")
-    return asyncio.run(_run(args.cases or list(CASES), args.image))
+    before = signal.signal(signal.SIGTERM, _end)
+    try:
+        return asyncio.run(_run(args.cases or list(CASES), args.image))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)  # in order: what was made is removed
 
 
 async def _run(names: Sequence[str], image: str) -> int:
@@ -138,12 +148,16 @@ async def _run(names: Sequence[str], image: str) -> int:
         try:
             await keeper.start()
             async with keeper.client() as client:
-                for name in names:
-                    sys.stderr.write(f"{name}: {CASES[name].__doc__}\n")
-                    found = await CASES[name](Bench(keeper, client, driver, Path(folder), image))
-                    all_ok = all_ok and found["ok"]
-                    sys.stdout.write(json.dumps({"case": name, **found}) + "\n")
-                    sys.stdout.flush()
+                try:
+                    for name in names:
+                        sys.stderr.write(f"{name}: {CASES[name].__doc__}\n")
+                        found = await CASES[name](Bench(keeper, client, driver, Path(folder), image))
+                        all_ok = all_ok and found["ok"]
+                        sys.stdout.write(json.dumps({"case": name, **found}) + "\n")
+                        sys.stdout.flush()
+                finally:
+                    for info in await client.list_sandboxes():
+                        await (await client.attach(info.id)).delete()
         finally:
             await keeper.stop()
             await driver.close()
