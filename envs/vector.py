@@ -102,13 +102,14 @@ class TextVectorEnv(VectorEnv[tuple[str, ...], Sequence[str], npt.NDArray[Any]])
             options: for all environments, or a sequence of one for each. ``options["reset_mask"]``, an array
                 [num_envs] of bool, picks the environments to reset; the others go on.
         """
+        self._check_open()
         n = self.num_envs
         if seed is None or isinstance(seed, int | np.integer):
             seeds = [None if seed is None else int(seed) + i for i in range(n)]
         elif len(seed) != n:
             raise ValueError(f"reset needs one seed for each of the {n} environments, not {len(seed)}.")
         else:
-            seeds = list(seed)
+            seeds = [None if one is None else int(one) for one in seed]
         chosen = [True] * n
         if isinstance(options, dict) or options is None:
             if options is not None and "reset_mask" in options:
@@ -132,6 +133,7 @@ class TextVectorEnv(VectorEnv[tuple[str, ...], Sequence[str], npt.NDArray[Any]])
 
     def step(self, actions: Sequence[str]) -> tuple[tuple[str, ...], _Array, _Array, _Array, dict[str, Any]]:
         """Take one action in every environment; one whose episode was over is reset instead."""
+        self._check_open()
         if not self._resets:
             raise gymnasium.error.ResetNeeded("call reset() before step().")
         if isinstance(actions, str) or len(actions) != self.num_envs or not _all_text(actions):
@@ -146,6 +148,10 @@ class TextVectorEnv(VectorEnv[tuple[str, ...], Sequence[str], npt.NDArray[Any]])
             _array(truncations, np.bool_),
             VectorInfos(infos, self._add_info),
         )
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise gymnasium.error.ClosedEnvironmentError("the vector environment has been closed.")
 
     def render(self) -> tuple[Any, ...] | None:
         """Return what each environment renders."""

@@ -181,7 +181,10 @@ async def train(
                 recorder.span("learner", "train", start_s, trained_s, policy_version=progress.policy_version)
                 recorder.span("learner", "publish", trained_s, end_s, policy_version=progress.policy_version)
                 progress.train_s = end_s - began_s
-                progress.next_group, progress.restart = scheduler.next_group, buffer.outstanding
+                progress.next_group, progress.restart = (
+                    scheduler.next_group,
+                    sorted([*scheduler.to_restart, *buffer.outstanding]),
+                )
                 metrics = {
                     **describe(groups, progress.policy_version - 1),
                     **{f"learner/{name}": value for name, value in statistics.items()},

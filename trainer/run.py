@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from rollcage.envs import TextEnv, make
 from rollcage.envs.countdown.tasks import published_files
@@ -54,6 +55,7 @@ class Run:
         self._chat = ChatFormat(load_tokenizer(config.model_path), system=config.env.system, tools=inner.tools)
         self._evaluations = self._plan_evaluations() if config.eval.num_tasks else {}
         self._recorder = RunFolder(folder)
+        self._lock: TextIO | None = None
 
     @classmethod
     def create(cls, folder: Path, config: TrainConfig, command: str) -> Run:
@@ -67,7 +69,7 @@ class Run:
                 f"{folder} holds a run already: go on with  rollcage train --resume {folder}  or choose --out."
             )
         run = cls(folder, config, command)
-        folder.mkdir(parents=True, exist_ok=True)
+        run._lock = _claim(folder)
         write_config(folder / "config.json", config, command)
         return run
 
@@ -76,7 +78,7 @@ class Run:
         """Open a run to go on with it.
 
         Raises:
-            UserError: it is no run folder.
+            UserError: it is no run folder, or another process uses it.
         """
         path = folder / "config.json"
         if not path.is_file():
@@ -84,8 +86,10 @@ class Run:
                 f"{folder}: not a run folder (no config.json); give the folder that `rollcage train` printed."
             )
         config, command = read_config(path)
+        run = cls(folder, config, command)
+        run._lock = _claim(folder)
         remove_partial(folder)
-        return cls(folder, config, command)
+        return run
 
     async def __call__(self) -> Path:
         """Train to the end, or on to the end, and return the folder of the report.
@@ -96,7 +100,7 @@ class Run:
             RollcageError: the run cannot go on.
         """
         checkpoint = newest_checkpoint(self.folder)
-        progress = Progress.from_json(read_state(checkpoint)) if checkpoint else Progress()
+        progress = _read_progress(checkpoint) if checkpoint else Progress()
         self._recorder.event("start", resumed_from=str(checkpoint) if checkpoint else None)
         try:
             async with self._parts(checkpoint, progress.policy_version) as parts:
@@ -108,6 +112,8 @@ class Run:
             raise unwrap(group) from group
         finally:
             self._recorder.close()
+            if self._lock is not None:
+                self._lock.close()
         return write_report(self.folder, command=self._command)
 
     async def _train(self, parts: Parts, progress: Progress) -> None:
@@ -226,6 +232,27 @@ class Run:
                     "samples": samples,
                 },
             )
+
+
+def _read_progress(checkpoint: Path) -> Progress:
+    try:
+        return Progress.from_json(read_state(checkpoint))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{checkpoint}: trainer.json is damaged ({error!r}); remove the folder to go on from an older one."
+        ) from None
+
+
+def _claim(folder: Path) -> TextIO:
+    """Hold the run folder until the result is closed, or this process ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = (folder / "lock").open("a")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise UserError(f"{folder} is in use by another process: wait for it, or stop it.") from None
+    return file
 
 
 class _RouterPolicy:

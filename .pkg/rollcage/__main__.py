@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -23,6 +24,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "bench": ("rollcage.benchmarks.cli", "run a benchmark suite or a speed measurement"),
 }
+
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 HELP = """usage: rollcage COMMAND [arguments]
 
@@ -66,6 +69,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader (`| head`) has gone: not an error
         return 0
+    except OSError as error:
+        if error.filename is None and error.errno not in _DISK_FULL:
+            raise
+        sys.stderr.write(f"rollcage {name}: {error.filename or 'disk'}: {error.strerror}\n")
+        return 1 if error.errno in _DISK_FULL else 2
 
 
 if __name__ == "__main__":

@@ -254,6 +254,16 @@ def test_process_gains_on_slow_environments() -> None:
     assert seconds < 0.02 * 4 * 10 / 1.5  # one after the other takes 0.8 s; the rest is room for a busy machine
 
 
+@pytest.mark.parametrize("placement", ["inline", "process"])
+def test_a_closed_one_says_so(placement: str) -> None:
+    envs = gymnasium.make_vec("rollcage/Countdown-v0", num_envs=2, placement=placement)
+    envs.reset(seed=np.array([1, 2]))
+    envs.close()
+    for call in (envs.reset, lambda: envs.step(["", ""])):
+        with pytest.raises(gymnasium.error.ClosedEnvironmentError):
+            call()
+
+
 def test_the_class_chooses_its_placement(monkeypatch: pytest.MonkeyPatch) -> None:
     metadata = {**placement_zoo.MoodyEnv.metadata, "placement": "process"}
     monkeypatch.setattr(placement_zoo.MoodyEnv, "metadata", metadata)

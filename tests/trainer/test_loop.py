@@ -272,6 +272,36 @@ def test_t5_a_resumed_run_goes_on_with_the_same_versions_and_tasks(async_ratio: 
     assert all((batch.start_versions >= 3).all() for batch in resumed.batches)  # nothing comes from older weights
 
 
+def test_t5_groups_that_a_second_kill_finds_waiting_for_their_restart_are_not_lost() -> None:
+    small = RolloutConfig(num_groups=4, group_size=1, num_slots=2, async_ratio=5.0)
+    trained: set[int] = set()
+    progress = Progress()
+    for num_updates in (4, 5, 6):  # fewer slots than groups to restart: the second life ends while some still wait
+        run = Run(small, train_s=60.0)
+        run.progress = progress
+        run(num_updates)
+        trained |= {int(group) for batch in run.batches for group in batch.group_ids}
+        checkpoint = run.checkpoints[-1]
+        assert trained | set(checkpoint["restart"]) == set(range(checkpoint["next_group"]))
+        assert not trained & set(checkpoint["restart"])
+        progress = Progress.from_json(checkpoint)
+
+
+def test_a_reward_that_float32_cannot_square_costs_its_sample_only() -> None:
+    class Lavish(FakeHandle):
+        async def step(self, action: str, *, deadline_s: float) -> tuple[str, float, bool, bool, dict[str, Any]]:
+            observation, reward, *rest = await super().step(action, deadline_s=deadline_s)
+            return observation, 1e39 if key_seed(action) % 3 == 0 else reward, *rest  # type: ignore[return-value]
+
+    class Bank(FakePlacement):
+        async def acquire(self, *, deadline_s: float) -> FakeHandle:
+            return Lavish(self._fault, self._latency_s)
+
+    run = Run(config(), placement=Bank())(3)
+    assert run.progress.account.failed.total() > 0
+    assert all(np.isfinite(batch.returns).all() for batch in run.batches)
+
+
 def test_t11_the_account_closes_at_every_update() -> None:
     def fault(task: str) -> None:
         if key_seed(task) % 5 == 0:

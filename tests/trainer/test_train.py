@@ -125,6 +125,9 @@ def test_a_stopped_run_ends_cleanly_and_says_how_to_go_on(tmp_path: Path) -> Non
     wait_for(lambda: (run / "metrics.jsonl").exists(), process, log)
     children = descendants(process.pid)
     assert children
+    second = rollcage("train", "--resume", str(run))
+    assert (second.returncode, len(second.stderr.strip().splitlines())) == (2, 1)
+    assert "in use by another process" in second.stderr
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=60) == 130
     wait_gone(children)
@@ -159,6 +162,19 @@ def test_smollm2_trains_on_one_turn_and_on_many(preset: str, tmp_path: Path) -> 
     assert metrics[0]["learner/logprob_gap_mean"] < 0.05  # sampler and trainer agree on the same weights
 
 
+def test_a_damaged_state_says_how_to_go_on(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    made = rollcage("train", *SMALL, "--num-updates", "1", "--eval.num-tasks", "0", "--out", str(run))
+    assert made.returncode == 0, made.stderr
+    checkpoint = newest_checkpoint(run)
+    assert checkpoint is not None
+    (checkpoint / "trainer.json").write_text("{}")
+    result = rollcage("train", "--resume", str(run))
+    assert result.returncode == 2
+    assert "remove the folder to go on from an older one" in result.stderr.strip().splitlines()[-1]
+    assert "Traceback" not in result.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -172,11 +188,12 @@ def test_smollm2_trains_on_one_turn_and_on_many(preset: str, tmp_path: Path) -> 
         (["countdown-small", "--model", "nowhere"], "nowhere"),
         (["countdown-small", "--learner.model", "x"], "learner.model follows model"),
         (["--resume", "nowhere"], "not a run folder"),
+        (["countdown-small", "--out", "/proc/run"], "/proc/run"),
     ],
 )
 def test_bad_input_is_one_line_and_writes_nothing(arguments: list[str], message: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    more = [] if arguments[0] == "--resume" else ["--out", str(out)]
+    more = [] if {"--resume", "--out"} & set(arguments) else ["--out", str(out)]
     result = rollcage("train", *arguments, *more)
     assert result.returncode == 2
     assert message in result.stderr

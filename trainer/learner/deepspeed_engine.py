@@ -83,12 +83,12 @@ def optimizer_step(engine: Any, config: LearnerConfig) -> float:
     Raises:
         FloatingPointError: the gradient is not finite.
     """
-    norm = math.nan
     if _clips_itself(config):
         norm = float(nn.utils.clip_grad_norm_(engine.module.parameters(), config.max_grad_norm or math.inf))
-    if not math.isinf(norm):
+        if math.isfinite(norm):
+            engine.step()
+    else:
         engine.step()
-    if not _clips_itself(config):
         norm = float(engine.get_global_grad_norm())
     if not math.isfinite(norm):
         raise FloatingPointError(f"the gradient's norm is {norm}: go back to the last checkpoint with a lower lr")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,6 +10,9 @@ from rollcage.envs.placements.base import EnvHandle, PlacementError
 from rollcage.errors import RollcageError
 from rollcage.trainer.engines.base import ContextFull, EngineError
 from rollcage.trainer.types import Failure, FailureKind, Segment, Trajectory, TurnRecord
+
+MAX_REWARD = 1e18
+"""A reward must be smaller than this, so that its square is finite in float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,7 @@ async def _play(
         observation, reward, trajectory.terminated, trajectory.truncated, info = await handle.step(
             message.text, deadline_s=deadlines.env_s
         )
-        if not math.isfinite(reward):  # it would poison every mean and gradient that it enters
+        if not abs(reward) < MAX_REWARD:  # it would poison every mean and gradient that it enters
             raise PlacementError(f"the environment gave the reward {reward}")
         span = (message.segment, message.start, message.end)
         trajectory.turns.append(TurnRecord(message.text, observation, float(reward), *span, message.finish_reason))

@@ -88,6 +88,11 @@ class Scheduler:
         self.num_running = 0
 
     @property
+    def to_restart(self) -> list[int]:
+        """Ids of the groups of an earlier life that have not been started again yet."""
+        return list(self._restart)
+
+    @property
     def num_in_flight(self) -> int:
         """Samples that run, wait for their siblings, or wait in the buffer."""
         waiting = sum(len(group.scored) for group in self._open.values())
