@@ -276,8 +276,9 @@ def test_t5_groups_that_a_second_kill_finds_waiting_for_their_restart_are_not_lo
     small = RolloutConfig(num_groups=4, group_size=1, num_slots=2, async_ratio=5.0)
     trained: set[int] = set()
     progress = Progress()
-    for num_updates in (4, 5, 6):  # fewer slots than groups to restart: the second life ends while some still wait
-        run = Run(small, train_s=60.0)
+    # a slow learner lets many groups pile up; the second life ends while some of them still wait for one of two slots
+    for num_updates, train_s in ((4, 60.0), (5, 1.0), (6, 1.0)):
+        run = Run(small, train_s=train_s)
         run.progress = progress
         run(num_updates)
         trained |= {int(group) for batch in run.batches for group in batch.group_ids}
