@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 
 from rollcage.command import CommandParser, natural, positive
-from rollcage.errors import UserError, did_you_mean
+from rollcage.errors import UserError, did_you_mean, require
 
 BENCHMARKS: dict[str, tuple[str, str, str]] = {
     "suite": ("rollcage.benchmarks.cli", "run_suite", "a named benchmark: pass@1 and avg@k with intervals"),
@@ -26,6 +26,9 @@ BENCHMARKS: dict[str, tuple[str, str, str]] = {
     "engines": ("rollcage.benchmarks.engines.speed", "main", "generation speed of the local engine"),
 }
 """Benchmark -> module, function (arguments -> exit code), and what it does."""
+
+_NEEDS = {"engines": ("torch", "train"), "sandbox": ("aiodocker", "sandbox"), "endurance": ("aiodocker", "sandbox")}
+"""Benchmark -> module that it cannot be imported without, and the extra that brings it."""
 
 
 def run_bench(argv: Sequence[str]) -> int:
@@ -43,6 +46,8 @@ def run_bench(argv: Sequence[str]) -> int:
     if name not in BENCHMARKS:
         known = ", ".join(BENCHMARKS)
         raise UserError(f"no benchmark {name!r} (there are: {known}).{did_you_mean(name, BENCHMARKS)}")
+    if name in _NEEDS:
+        require(*_NEEDS[name])
     module, function, _ = BENCHMARKS[name]
     main: Callable[[Sequence[str]], int] = getattr(import_module(module), function)
     return main(rest)

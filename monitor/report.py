@@ -115,8 +115,8 @@ def _learner_spans(timeline: Rows) -> Rows:
 def _token_rates(timeline: Rows) -> list[tuple[float, float]]:
     """Return (time, tokens sampled per second since the point before)."""
     points = [(row["at_s"], row["value"]) for row in timeline if row.get("gauge") == "sampled_tokens"]
-    return [
-        (later[0], (later[1] - earlier[1]) / (later[0] - earlier[0]))
+    return [  # a resumed run counts from 0 again
+        (later[0], max(0.0, later[1] - earlier[1]) / (later[0] - earlier[0]))
         for earlier, later in pairwise(points)
         if later[0] > earlier[0]
     ]

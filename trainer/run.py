@@ -99,8 +99,18 @@ class Run:
         Raises:
             RollcageError: the run cannot go on.
         """
-        checkpoint = newest_checkpoint(self.folder)
-        progress = _read_progress(checkpoint) if checkpoint else Progress()
+        try:
+            checkpoint = newest_checkpoint(self.folder)
+            progress = _read_progress(checkpoint) if checkpoint else Progress()
+            if not self._is_finished(progress):
+                await self._go_on(checkpoint, progress)
+        finally:
+            self._recorder.close()
+            if self._lock is not None:
+                self._lock.close()
+        return write_report(self.folder, command=self._command)
+
+    async def _go_on(self, checkpoint: Path | None, progress: Progress) -> None:
         self._recorder.event("start", resumed_from=str(checkpoint) if checkpoint else None)
         try:
             async with self._parts(checkpoint, progress.policy_version) as parts:
@@ -110,11 +120,14 @@ class Run:
                 await self._evaluate("after", parts)
         except BaseExceptionGroup as group:
             raise unwrap(group) from group
-        finally:
-            self._recorder.close()
-            if self._lock is not None:
-                self._lock.close()
-        return write_report(self.folder, command=self._command)
+
+    def _is_finished(self, progress: Progress) -> bool:
+        """Whether a resumed run has nothing left to do but its report."""
+        trained = progress.policy_version >= self.config.num_updates or progress.train_s >= self.config.max_train_s
+        return trained and {("after", name) for name in self._evaluations} <= self._evaluated()
+
+    def _evaluated(self) -> set[tuple[str, str]]:
+        return {(row["when"], row["name"]) for row in read_rows(self.folder, "evaluations")}
 
     async def _train(self, parts: Parts, progress: Progress) -> None:
         config = self.config
@@ -212,7 +225,7 @@ class Run:
 
     async def _evaluate(self, when: str, parts: Parts) -> None:
         policy = _RouterPolicy(self, parts.router)
-        done = {(row["when"], row["name"]) for row in read_rows(self.folder, "evaluations")}
+        done = self._evaluated()
         for name, evaluation in self._evaluations.items():
             if (when, name) in done:
                 continue

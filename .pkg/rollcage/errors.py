@@ -26,7 +26,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     >>> did_you_mean("rolcage/Countdown-v0", ["rollcage/Countdown-v0", "rollcage/Math-v0"])
     " Did you mean 'rollcage/Countdown-v0'?"
     """
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f" Did you mean {close[0]!r}?" if close else ""
 
 

@@ -174,7 +174,7 @@ class _Campaign:
 
     def _chance(self) -> float:
         shares = [tally.share for tally in (self._guess, *self._fixed.values())]
-        return max(_LUCK, *(share for share in shares if share <= _ALWAYS_RIGHT))  # what is more is no luck
+        return max([_LUCK, *(share for share in shares if share <= _ALWAYS_RIGHT)])  # what is more is no luck
 
     def _judge(self) -> None:
         chance = self._chance()

@@ -140,7 +140,7 @@ def problem_from_row(row: Mapping[str, Any], *, stem: str = "") -> dict[str, Any
     """
     numbers = row.get("numbers", row.get("nums"))
     if numbers is None or "target" not in row:
-        raise ValueError(f"expected the fields 'target' and 'nums' (found: {', '.join(row) or 'none'})")
+        raise ValueError(f"expected the fields 'target' and 'numbers' or 'nums' (found: {', '.join(row) or 'none'})")
     if not isinstance(numbers, (list, tuple)) or not 1 <= len(numbers) <= MAX_NUMBERS:
         raise ValueError(f"the numbers must be a list of 1 to {MAX_NUMBERS} integers, not {numbers!r}")
     if not all(_is_int(number) and 0 <= number <= MAX_NUMBER for number in numbers):

@@ -65,8 +65,8 @@ def test_files_by_split(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ('{"target": 98}', "expected the fields 'target' and 'nums'"),
-        ('{"nums": [1, 2]}', "expected the fields 'target' and 'nums'"),
+        ('{"target": 98}', "expected the fields 'target' and 'numbers' or 'nums'"),
+        ('{"nums": [1, 2]}', "expected the fields 'target' and 'numbers' or 'nums'"),
         ("{}", "found: none"),
         ('{"target": 98, "nums": []}', "list of 1 to 8 integers"),
         ('{"target": 98, "nums": "44 19"}', "list of 1 to 8 integers"),
