@@ -7,6 +7,7 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from rollcage.errors import RollcageError
 from rollcage.sandbox.base import Sandbox
 from rollcage.sandbox.chaos.caller import Caller
 from rollcage.sandbox.chaos.injuries import DEADLY, injure, may_end_so, spec_of
@@ -79,15 +80,23 @@ class Cycle:
                 await self._leave(box)
             await self._leave_nothing()
         finally:
-            killer.cancel()
-            await asyncio.gather(killer, return_exceptions=True)
+            if "manager killed" not in self._story:
+                killer.cancel()
+            await asyncio.wait([killer])
+        if not killer.cancelled():
+            killer.result()
         return "; ".join(self._story)
 
     async def _kill_manager(self) -> None:
         if self._plan.kill_after_s is not None:
             await asyncio.sleep(self._plan.kill_after_s)
             self._story.append("manager killed")
-            await asyncio.shield(self._stage.keeper.kill())
+            try:
+                await self._stage.keeper.kill()
+            except RollcageError as error:
+                self._ledger.check("comes back", self._plan.number, False, str(error))
+            else:
+                self._ledger.check("comes back", self._plan.number, True, "")
 
     async def _create(self) -> Sandbox | None:
         """Create it, with several callers of one key; again, by the same key, where none of them got it."""
@@ -109,10 +118,16 @@ class Cycle:
             self._story.append(f"create: {answers[0]}")
         else:
             return None
-        self._call.generation = (info := await boxes[0].info()).generation
-        await self._check_only(info.id)
+        await self._learn_generation(boxes[0])
+        await self._check_only(boxes[0].id)
         self._story.append(f"created in {asyncio.get_running_loop().time() - began_s:.1f} s")
         return boxes[0]
+
+    async def _learn_generation(self, box: Sandbox) -> None:
+        """From now on calls to it are made to its present life; where nobody says which that is, nothing is known."""
+        await self._stage.keeper.up()
+        info = (await self._call("info", box.info, 20.0)).value
+        self._call.generation = 0 if info is None else info.generation
 
     async def _check_only(self, sandbox_id: str) -> None:
         """After a while for the removal of what earlier tries left, the key has one sandbox, with one container."""
@@ -189,7 +204,8 @@ class Cycle:
             return
         fork = (await self._call("fork", lambda: box.fork(key=f"{self._key}-fork"), 120.0)).value
         if fork is not None:
-            known, self._call.generation = self._call.generation, (await fork.info()).generation
+            known = self._call.generation
+            await self._learn_generation(fork)
             await self._check_file(fork, "forked", "restored")
             self._call.generation = known
             await self._call("delete", fork.delete, OPERATION_S)

@@ -100,7 +100,7 @@ async def run(options: Options, tell: Callable[[str], None]) -> Report:
     begin_s, report = loop.time(), Report(options, Ledger())
     schedule = Schedule(options.seed, options.fault_share)
     try:
-        async with _staged(options, schedule, report) as (stage, store):
+        async with _staged(options, schedule, report) as (stage, num_idle):
             places = asyncio.Semaphore(options.concurrency)
 
             async def one(number: int) -> None:
@@ -118,7 +118,10 @@ async def run(options: Options, tell: Callable[[str], None]) -> Report:
                 raise unwrap(errors) from errors
             schedule.is_calm = True
             tell("the storm is over: counting")
-            await _count(stage, store, report)
+            try:
+                await _count(stage, num_idle, report)
+            except RollcageError as error:
+                report.ledger.check("alive", -1, False, str(error))
     finally:
         report.duration_s = loop.time() - begin_s
     left = len(os.listdir("/proc/self/fd")) - num_files
@@ -206,10 +209,7 @@ async def _count(stage: Stage, num_files: int, report: Report) -> None:
         await client.reap()
         return not await stage.witness.left()
 
-    try:
-        await until(is_empty, LEFT_S)
-    except RollcageError as error:
-        ledger.check("alive", -1, False, f"{error}")
+    await until(is_empty, LEFT_S)
     left = await stage.witness.left()
     ledger.check("nothing left", -1, not left, ", ".join(left))
     await client.close()

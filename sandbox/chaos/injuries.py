@@ -65,7 +65,8 @@ async def injure(
             pass  # it died before
     elif injury is Injury.RESTORE:
         if (await caller("restore", box.restore, 40.0)).ok:
-            caller.generation = (await box.info()).generation
+            info = (await caller("info", box.info, 20.0)).value
+            caller.generation = 0 if info is None else info.generation
     elif injury in _INSIDE:
         command, timeout_s = _INSIDE[injury]
         for _ in range(NUM_TRIES):

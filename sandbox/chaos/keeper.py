@@ -43,10 +43,10 @@ class Keeper:
             await self._start()
 
     async def kill(self) -> None:
-        """Kill it and start it again."""
+        """Kill it and start it again; raises RollcageError where it has ended by itself, or does not start."""
         async with self._lock:
-            self.num_kills += 1
             process = self._running()
+            self.num_kills += 1
             process.kill()
             await process.wait()
             await self._start()
@@ -113,6 +113,8 @@ class Keeper:
     def _running(self) -> asyncio.subprocess.Process:
         if self._process is None:
             raise RollcageError("the manager was not started")
+        if (code := self._process.returncode) is not None:
+            raise RollcageError(f"the manager has ended by itself, with exit code {code}: {self.log_tail()}")
         return self._process
 
     async def _start(self) -> None:

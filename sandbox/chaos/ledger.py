@@ -17,6 +17,7 @@ PROMISES = {
     "settles": "after a fault a sandbox is usable again, or has failed and says so",
     "restored": "a restored sandbox has its checkpointed files",
     "gone": "what is deleted, or whose lease has ended, is gone",
+    "comes back": "a killed manager starts again, and none ends by itself",
     "alive": "after the storm the manager makes usable sandboxes",
     "orderly end": "the manager ends when it is told to",
     "nothing left": "no container, process, volume, network, image or file descriptor more than before",

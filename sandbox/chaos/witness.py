@@ -16,6 +16,8 @@ from rollcage.sandbox.drivers.docker_api import Engine
 from rollcage.sandbox.drivers.docker_config import LABEL_PART_OF
 from rollcage.sandbox.errors import SandboxError
 
+from aiohttp import ClientError  # isort: skip  (docker_api says how to get it where it is missing)
+
 RETRY_S = 0.3
 
 
@@ -60,11 +62,17 @@ class Witness:
 
     def sandboxes_of(self, key: str) -> set[str]:
         """Return the sandboxes of a key that have a container."""
+        self._raise_if_blind()
         return {seen.sandbox_id for seen in self.seen.values() if seen.key == key}
 
     def containers_of(self, sandbox_id: str) -> list[str]:
         """Return the containers of a sandbox."""
+        self._raise_if_blind()
         return [name for name, seen in self.seen.items() if seen.sandbox_id == sandbox_id]
+
+    def _raise_if_blind(self) -> None:
+        if self._watching is not None and self._watching.done():
+            self._watching.result()
 
     async def left(self) -> list[str]:
         """Return, one by one, what the daemon and this machine still have of the manager."""
@@ -95,7 +103,7 @@ class Witness:
         while True:
             try:
                 await self._follow()
-            except (SandboxError, OSError, ValueError):
+            except (SandboxError, OSError, ValueError, ClientError):
                 pass  # the daemon is being restarted
             await asyncio.sleep(RETRY_S)
 
