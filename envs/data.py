@@ -193,12 +193,18 @@ def read_rows(path: Path, convert: Callable[[Row], Row]) -> list[Row]:
     ``convert`` checks and changes each row; its ValueError says what is wrong with the row.
 
     Raises:
-        UserError: the file cannot be read or a row is refused; names the file and the line (in a JSON array: the item).
+        UserError: the file cannot be read, is empty, or a row is refused; names the file and the line (in a JSON array:
+            the item).
     """
-    if path.suffix not in (".json", ".csv"):
-        return read_jsonl(path, convert=convert)
+    rows = read_jsonl(path, convert=convert) if path.suffix not in (".json", ".csv") else _converted(path, convert)
+    if not rows:
+        raise UserError(f"{path}: is empty: it holds no rows; fill or remove it.")
+    return rows
+
+
+def _converted(path: Path, convert: Callable[[Row], Row]) -> list[Row]:
     rows = []
-    for number, row in enumerate(_read_table(path) if path.suffix == ".csv" else _read_array(path), start=1):
+    for number, row in _read_table(path) if path.suffix == ".csv" else enumerate(_read_array(path), start=1):
         if not isinstance(row, dict):
             raise UserError(f"{path}:{number}: expected a JSON object, found {type(row).__name__}.")
         try:
@@ -210,7 +216,8 @@ def read_rows(path: Path, convert: Callable[[Row], Row]) -> list[Row]:
 
 def _read_array(path: Path) -> list[Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8-sig")  # as `read_jsonl`: with or without a byte order mark
+        content = json.loads(text) if text.strip() else []
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: cannot be read as JSON ({error}); name a file of JSON lines .jsonl.") from None
     if isinstance(content, dict) and isinstance(content.get("examples"), list):
@@ -220,16 +227,18 @@ def _read_array(path: Path) -> list[Any]:
     return content
 
 
-def _read_table(path: Path) -> Iterable[Row]:
+def _read_table(path: Path) -> Iterable[tuple[int, Row]]:
+    """The rows of a table, each with its line (its last, of several); blank lines are skipped."""
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            lines = list(csv.reader(file))
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file)
+            lines = [(reader.line_num, line) for line in reader if any(field.strip() for field in line)]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{path}: cannot be read as a table ({error}).") from None
-    for number, line in enumerate(lines, start=1):
+    for number, line in lines:
         if len(line) < 4:
             raise UserError(f"{path}:{number}: expected a question, options and a letter, found {len(line)} fields.")
-        yield {"question": line[0], "options": line[1:-1], "answer": line[-1]}
+        yield number, {"question": line[0], "options": line[1:-1], "answer": line[-1]}
 
 
 def _files_of(folder: Path) -> list[tuple[str, Path]]:

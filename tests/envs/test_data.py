@@ -143,6 +143,40 @@ def test_all_formats_hold_the_same_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("x.csv", "2+2?,3,4,5,B\n"),
+        ("x.json", '[{"question": "2+2?", "answer": "B"}]'),
+        ("x.jsonl", '{"question": "2+2?", "answer": "B"}'),
+    ],
+)
+def test_a_byte_order_mark_is_no_part_of_the_data(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content, encoding="utf-8-sig")
+    task = load_tasks("mine", own_files(tmp_path / name), keep).task("test", 0)
+    assert (task.data["question"], task.data["answer"]) == ("2+2?", "B")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("x.csv", "\na,b,c,A\n\n  \n{}\n"), ("x.jsonl", '\n{"answer": 1}\n\n  \n{}\n')],
+)
+def test_blank_lines_are_skipped_and_counted(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content.replace("{}\n", ""))
+    assert load_tasks("mine", own_files(tmp_path / name), keep).splits == {"test": 1}
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=f"{name}:5: "):
+        load_tasks("mine", own_files(tmp_path / name), keep)
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.json", "x.jsonl"])
+@pytest.mark.parametrize("content", ["", "\n"])
+def test_an_empty_file_is_called_empty(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=f"{name}: is empty"):
+        load_tasks("mine", own_files(tmp_path / name), keep)
+
+
+@pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("x.jsonl", '{"answer": 1}\n{"answer"', "x.jsonl:2: not valid JSON"),
