@@ -7,7 +7,8 @@ The rules, in this order, after `rollcage.envs.math.notation.normalise`; the fir
 2. Where the right answer is a number, so must be the answer (see `read_number`), with the same exact value: arithmetic
    left undone (``48/2+48``, ``\sqrt{49}``) earns nothing. A decimal may also be the right value correctly rounded to
    six or more significant digits where no decimal is exact, or lie within the data set's own tolerance. A percent sign
-   may be left out. Units and currency signs are not compared. A number in base b (``52_8``) may omit its base.
+   may be left out. Units (see `is_unit`) and currency signs are not compared. A number in base b (``52_8``) may omit
+   its base.
 3. Lists (``1,-2``, ``\{1,-2\}``, ``1 \pm \sqrt{2}``) are compared without order, tuples and intervals with order and
    brackets; a list with more or fewer items than the right one is wrong.
 4. Words are compared without case.
@@ -27,6 +28,7 @@ from typing import Literal
 
 from rollcage.envs.math import symbolic
 from rollcage.envs.math.notation import WrittenNumber, normalise, read_number
+from rollcage.envs.math.units import is_unit
 
 Verdict = Literal["right", "wrong", "undecided"]
 
@@ -43,6 +45,9 @@ _EQUALS = re.compile(r"(?<![<>!:=\\])=(?!=)")
 _BASED = re.compile(r"(-?[0-9A-Fa-f]{1,100})_\{([0-9]{1,3})\}")
 _WORDS = re.compile(r"[A-Za-z]{3,40}(?:[ .'-]{1,2}[A-Za-z]{1,40}){0,20}")
 _UNIT = re.compile(r"(?<=[\d})])\\text\{[^{}]{1,40}\}(?:\^\{?[1-3]\}?)?$")
+_WORD = re.compile("[a-z]{2,20}")
+_RELATION = re.compile(r"[<>]|\\[lg]e(?![A-Za-z])")
+_TOLERANCE = re.compile(r"(?:\d{1,100}(?:\.\d{0,100})?|\.\d{1,100})(?:[eE][+-]?\d{1,3})?|\d{1,100}/\d{1,100}", re.ASCII)
 _OPTION = re.compile(r"\(([A-Za-z])\)")
 _UNDONE = re.compile(r"\\(?:i*int|oint|sum|prod|lim|max|min|gcd|lcm|det|mod|sup|inf|frac\{d\})(?![A-Za-z])|\\frac\{d")
 
@@ -66,6 +71,7 @@ def judge(gold: str, answer: str, *, problem: str = "", tolerance: float | str =
 
     Raises:
         MissingExtra: rule 5 is needed, and math-verify is not installed.
+        ValueError: the tolerance is none; see `read_tolerance`.
 
     >>> judge("1/2", "0.5"), judge("5", "5, 6"), judge("72", "48/2+48")
     ('right', 'wrong', 'wrong')
@@ -75,11 +81,27 @@ def judge(gold: str, answer: str, *, problem: str = "", tolerance: float | str =
     gold, answer = normalise(gold), normalise(answer)
     if not answer:
         return "wrong"
-    comparison = _Comparison(problem, Fraction(str(tolerance)), timeout_s)
+    comparison = _Comparison(problem, read_tolerance(tolerance), timeout_s)
     try:
         return "right" if comparison.same(gold, answer) else "wrong"
     except _Undecided:
         return "undecided"
+
+
+def read_tolerance(written: float | str) -> Fraction:
+    """Return the largest difference that a data set allows, exactly: ``0.1``, ``1e-1`` or ``1/10``.
+
+    Raises:
+        ValueError: it is no number from 0, or has more than 100 digits or an exponent of more than three, which no real
+            tolerance has and which would take long to write out.
+    """
+    text = str(written).strip()
+    if not _TOLERANCE.fullmatch(text):
+        raise ValueError(f"no tolerance: {text[:40]!r}")
+    try:
+        return Fraction(text)
+    except ZeroDivisionError:
+        raise ValueError(f"no tolerance: {text[:40]!r}") from None
 
 
 class _Comparison:
@@ -89,6 +111,7 @@ class _Comparison:
         self._problem, self._tolerance, self._timeout_s = problem, tolerance, timeout_s
         self._deadline = time.monotonic() + 2 * symbolic.WALL_FACTOR * timeout_s
         self._plain_problem: str | None = None
+        self._said = frozenset(_WORD.findall(problem.lower()))
 
     def same(self, gold: str, answer: str) -> bool:
         if gold == answer:
@@ -96,8 +119,8 @@ class _Comparison:
         gold, answer = _without_names(gold, answer)
         if gold == answer:
             return True
-        if (number := read_number(gold)) is not None:
-            other = read_number(answer)
+        if (number := read_number(gold, self._said)) is not None:
+            other = read_number(answer, self._said)
             return other is not None and self._same_number(number, other, answer)
         if based := _BASED.fullmatch(gold):
             other_based = _BASED.fullmatch(answer)
@@ -113,6 +136,8 @@ class _Comparison:
                 return False
             if other_inner is not None:
                 return len(inner) == len(other_inner) and all(map(self.same, inner, other_inner))
+        elif other_inner is not None and _RELATION.search(gold):
+            return self._same_symbolically(gold, answer, swapped=True)
         elif len(answers) > 1 or other_inner is not None:
             return False
         if option := _OPTION.fullmatch(gold):
@@ -131,18 +156,26 @@ class _Comparison:
                 return answer.finished or not self._stands_in_problem(written)
         return False
 
-    def _same_symbolically(self, gold: str, answer: str) -> bool:
-        gold, answer = _UNIT.sub("", gold), _UNIT.sub("", answer)
+    def _same_symbolically(self, gold: str, answer: str, *, swapped: bool = False) -> bool:
+        """``swapped`` where math-verify knows the equality in the other order only: x < 2 for an interval."""
+        gold, answer = self._without_unit(gold), self._without_unit(answer)
+        if (words := _UNIT.search(answer)) and words[0] not in gold:
+            return False  # "thousand" or the like, which math-verify would pass over
         if len(answer) > MAX_SYMBOLIC or "answer" in answer.lower() or self._stands_in_problem(answer):
             return False
         if not set(_UNDONE.findall(answer)) <= set(_UNDONE.findall(gold)):
             return False
         if time.monotonic() > self._deadline:
             raise _Undecided
-        verdict = symbolic.compare(gold, answer, self._timeout_s)
+        pair = (answer, gold) if swapped else (gold, answer)
+        verdict = symbolic.compare(*pair, self._timeout_s)
         if verdict == "timeout":
             raise _Undecided
         return verdict == "equal"
+
+    def _without_unit(self, text: str) -> str:
+        unit = _UNIT.search(text)
+        return text[: unit.start()] if unit and is_unit(unit[0], self._said) else text
 
     def _stands_in_problem(self, answer: str) -> bool:
         if self._plain_problem is None:

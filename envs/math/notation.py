@@ -2,16 +2,19 @@ r"""Written mathematics in one form, and written numbers read exactly: text in, 
 
 `normalise` makes the many ways to write the same thing alike (``\dfrac12``, ``\left(``, ``$``, thin spaces, Unicode
 signs); it never changes what is said. `read_number` reads what is a number as it stands: an integer, a decimal, a
-fraction, a mixed number, a percentage, a power of two whole numbers, scientific notation, each with a currency sign or
-a unit. Sums, products, roots and functions are not numbers but work left undone.
+fraction, a mixed number, a percentage, a power of two whole numbers, scientific notation, each with a currency sign, a
+multiplier ("million") or a unit. Sums, products, roots and functions are not numbers but work left undone.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Set
 from fractions import Fraction
 from math import gcd
 from typing import NamedTuple
+
+from rollcage.envs.math.units import is_unit
 
 MAX_DIGITS = 400
 """Longer numbers and powers are not read: their text decides."""
@@ -74,17 +77,20 @@ _LOOSE_SPACE = re.compile(
     r"(?<![A-Za-z\d,]) | (?![A-Za-z\d])|(?<=,) (?!\d)|(?<=\D,) |(?<=[A-Za-z]) (?=\d)|(?<=\d) (?=[A-Za-z](?![A-Za-z]))"
 )
 _PLAIN = re.compile(r"-?[0-9A-Za-z]+(?:\.[0-9]+)?")
+_EMPHASIS = re.compile(r"\s*(\*{1,3})([^*]+)\1\s*")
 _WHOLE_TEXT = re.compile(r"\\text\{([^{}]*)\}")
 
 
 def normalise(text: str) -> str:
-    r"""Return ``text`` in one form: without dollar signs, thin spaces, sizes, degree signs and a final stop.
+    r"""Return ``text`` in one form: without dollar signs, thin spaces, sizes, degree signs, emphasis and a final stop.
 
     >>> normalise(r"$\left( \dfrac12,\, 3x \right).$")
     '(\\frac{1}{2},3x)'
     """
     if _PLAIN.fullmatch(text):
         return text
+    if emphasised := _EMPHASIS.fullmatch(text):
+        text = emphasised[2]
     text = " ".join(text.translate(_TRANSLATION).split())
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
@@ -118,7 +124,7 @@ _NUMBER = re.compile(
         (?P<grouped>[1-9]\d{{0,2}}(?:,\d{{3}}){{1,100}})(?P<grouped_places>\.\d{{1,400}})?
       | (?P<spaced>[1-9]\d{{0,2}}(?:\ \d{{3}}){{1,100}})
       | (?:(?P<whole>{_INT})\ ?(?=\\)|(?P<whole_plain>{_INT})\ (?=\d))?
-        (?:\\frac\{{(?P<latex_sign>-?)(?P<over>{_INT})\}}\{{(?P<under>{_INT})\}}|(?P<over_plain>{_INT})/(?P<under_plain>{_INT}))
+        (?:\\frac\{{(?P<latex_sign>-?)(?P<over>{_INT})\}}\{{(?P<under_sign>-?)(?P<under>{_INT})\}}|(?P<over_plain>{_INT})/(?P<under_plain>{_INT}))
       | (?P<base>\d{{1,9}})\^\{{?(?P<power>-?\d{{1,4}})\}}?
       | (?P<decimal>{_INT}(?:\.\d{{0,400}})?|\.{_INT})
         (?:[eE](?P<exponent>[+-]?\d{{1,4}})|(?:\\times|\\cdot|\*)10\^\{{?(?P<ten>[+-]?\d{{1,4}})\}}?)?
@@ -126,17 +132,14 @@ _NUMBER = re.compile(
     re.VERBOSE | re.ASCII,
 )
 _PERCENT = re.compile(r"\s?(?:\\?%|\\text\{\s?(?:percent|%|\\%)\s?\}|percent|per cent)")
-_LATEX_UNIT = re.compile(r"(?:\s?(?:\\text\{[^{}0-9]{1,40}\}|/|\\cdot|\\mu|\\circ)(?:\^\{?-?[1-3]\}?)?){1,6}")
-_SHORT_UNIT = re.compile(
-    "[cdkm]m|k?g|mg|[cdm]?l|ft|yd|mi|in|lbs?|oz|hrs?|min|sec|ms|[ap]m|mph|rpm|cc|sq|cu|rs|usd|eur|gbp|[gkm]b|k?hz|kw",
-    re.IGNORECASE,
-)
-_NOT_UNIT = re.compile(r"\b(?:or|and|not|if|but|to|is|any|more|less|mod|plus|minus|times|over|sqrt)\b", re.IGNORECASE)
-_WORD_UNIT = re.compile(r"\s?([A-Za-z]{2,20})(?:[ /-][A-Za-z]{1,20}){0,4}(?:\^\{?[1-3]\}?)?")
+_MULTIPLIER = re.compile(r"\s?(?:\\text\{\s?)?(hundred|thousand|million|billion|trillion)(?![A-Za-z])(?:\s?\})?")
+_POWERS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 
 
-def read_number(text: str) -> WrittenNumber | None:
+def read_number(text: str, said: Set[str] = frozenset()) -> WrittenNumber | None:
     r"""Return the number that ``text`` (normalised) is as it stands, or None where it is anything else.
+
+    ``said`` are words of the problem, which its unit may hold; see `rollcage.envs.math.units`.
 
     >>> read_number("1,234.50 dollars").value
     Fraction(2469, 2)
@@ -152,19 +155,15 @@ def read_number(text: str) -> WrittenNumber | None:
     percent = _PERCENT.match(rest)
     if percent:
         rest = rest[percent.end() :]
-    if rest and not _is_unit(rest):
+    multiplier = None if percent else _MULTIPLIER.match(rest)
+    if multiplier:
+        rest = rest[multiplier.end() :]
+    if rest and not is_unit(rest, said):
         return None
     number = _valued(match)
+    if number and multiplier:  # its digits are no longer those of a decimal that could be a rounded one
+        return WrittenNumber(number.value * 10 ** _POWERS[multiplier[1]], finished=number.finished)
     return number._replace(value=number.value / 100, percent=True) if number and percent else number
-
-
-def _is_unit(text: str) -> bool:
-    if _LATEX_UNIT.fullmatch(text):
-        return True
-    match = _WORD_UNIT.fullmatch(text)
-    if match is None or _NOT_UNIT.search(text):
-        return False
-    return _SHORT_UNIT.fullmatch(match[1]) is not None or (text[0] == " " and len(match[1]) > 2)  # 6xyz is a product
 
 
 def _valued(match: re.Match[str]) -> WrittenNumber | None:
@@ -179,7 +178,7 @@ def _valued(match: re.Match[str]) -> WrittenNumber | None:
         under = int(match["under"] or match["under_plain"])
         if under == 0:
             return None
-        part = Fraction(int(over), under) * (-1 if match["latex_sign"] else 1)
+        part = Fraction(int(over), under) * (-1 if (match["latex_sign"] or "") != (match["under_sign"] or "") else 1)
         whole = int(match["whole"] or match["whole_plain"] or 0)
         return WrittenNumber(sign * (whole + part), finished=gcd(int(over), under) == 1 and under != 1)
     if match["base"]:

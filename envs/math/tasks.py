@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from rollcage.envs.answers import final_answer
 from rollcage.envs.data import SAMPLES, Data, FileTasks, Published, Row, find_dataset, load_tasks, own_files
-from rollcage.envs.math.equality import MAX_ANSWER
+from rollcage.envs.math.equality import MAX_ANSWER, read_tolerance
 from rollcage.envs.prompts import question_of
 from rollcage.errors import UserError
 
@@ -128,8 +127,10 @@ def _tolerance(value: Any) -> str:
         return "0"
     text = str(value).partition(",")[0].strip()
     try:
-        if Fraction(text) < 0:
-            raise ValueError
-    except (ValueError, ZeroDivisionError):
-        raise ValueError(f"the field 'error' must be a number that is not negative, not {value!r}") from None
+        read_tolerance(text)
+    except ValueError:
+        raise ValueError(
+            "the field 'error' must be a number that is not negative, of at most 100 digits and an exponent of at most "
+            f"three, not {str(value)[:40]!r}"
+        ) from None
     return text

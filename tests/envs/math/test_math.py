@@ -151,6 +151,8 @@ def test_what_the_fields_of_a_row_become() -> None:
         ({"problem": "x", "answer": True}, "'answer'"), ({"problem": "x", "answer": float("nan")}, "'answer'"),
         ({"problem": "x", "answer": "5", "error": "big"}, "'error'"),
         ({"problem": "x", "answer": "5", "error": -1}, "'error'"),
+        ({"problem": "x", "answer": "5", "error": "1e999999999"}, "'error'"),
+        ({"problem": "x", "answer": "5", "error": "9" * 5000}, "'error'"),
     ],
 )  # fmt: skip
 def test_a_malformed_row_is_named_with_its_file_and_line(tmp_path: Path, row: dict[str, Any], message: str) -> None:

@@ -40,6 +40,11 @@ def test_the_examples_of_the_module_run() -> None:
         (r"(-\infty,-1)\cup(3,\infty)", r"(3,\infty)\cup(-\infty,-1)"), (r"(2,\infty)", "x > 2"),
         (r"x \in [-2,7]", "[-2,7]"),
         (r"\begin{pmatrix} -1/3 \\ 2/3 \end{pmatrix}", r"\begin{bmatrix} -\frac{1}{3} \\ \frac{2}{3} \end{bmatrix}"),
+        (r"(-\infty,2)", "x<2"), ("x<2", r"(-\infty,2)"), (r"x \le 2", r"(-\infty,2]"), ("0<x<2", "(0,2)"),
+        # signs, emphasis and units
+        (r"-\frac{3}{4}", r"\frac{3}{-4}"), (r"\frac34", r"\frac{-3}{-4}"), ("6", "**6**"), ("6", "*$6$*"),
+        ("1000000", "1 million"), ("2500000", r"\$2.5\text{ million}"), ("1.2 million", "1,200,000"),
+        ("8", "8 eggs left"), ("20", "20 years old"), ("60", "60 miles per hour"), ("5", r"5\text{ square units}"),
         (r"2\sqrt{13}\text{ cm}", r"\sqrt{52}"), (r"\pi", "3.141593"),
     ],
 )  # fmt: skip
@@ -70,11 +75,38 @@ def test_an_equal_answer_is_right_however_it_is_written(gold: str, answer: str) 
         (r"\sqrt{2}", r"3 = \sqrt{2}"), (r"\sqrt{2}", r"\sqrt{2}, \sqrt{3}"), ("2k", "2k or 3k"), (r"\infty", "oo"),
         (r"\frac{\pi}{4}", r"\int_0^1 \frac{1}{1+x^2} dx"), (r"\frac{n(n+1)}{2}", r"\sum_{k=1}^n k"),
         ("x", r"\max(x, x)"),
+        ("x<2", r"(-\infty,3)"), ("x<2", r"(-\infty,2]"), ("x<2", "(2,3)"), (r"-\frac34", r"\frac{-3}{-4}"),
+        ("5", "5/s"),
         ("6xyz", "6"), ("nan", "nan + 1"), (r"x+1", "the answer: $x+1$"),
     ],
 )  # fmt: skip
 def test_a_wrong_or_hedged_or_unfinished_answer_is_wrong(gold: str, answer: str) -> None:
     assert judge(gold, answer) == "wrong"
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer"),
+    [
+        # multipliers and fractions
+        ("12", "12 thousand"), ("12", "12 hundred"), ("12", "12 million dollars"), ("12", "12 dozen"),
+        ("12", "12 dozen eggs"), ("12", "12 halves"), ("12", r"12\text{ thousand}"), ("12", r"12\text{ K}"),
+        ("2", "2 thirds"), ("3", "3 quarters"), ("3", r"3\text{ billion}"), ("7", "7 twelfths"), ("7", "7 hundredths"),
+        (r"2\sqrt{13}", r"2\sqrt{13}\text{ thousand}"), (r"2\pi", r"2\pi\text{ squared}"), (r"2\pi", r"2\pi thousand"),
+        # operations and constants
+        ("5", "5 factorial"), ("5", "5 squared"), ("5", "5 negated"), ("5", "5 divided by two"), ("5", r"5\text{!}"),
+        ("100", "100 below zero"), ("12", r"12\text{ pi}"), ("12", "12 root"), ("5", "5 plus"), ("5", "5 times"),
+        # number words and hedges
+        ("5", r"5 \text{ point five}"), ("5", "5 maybe six"), ("5", r"5 \text{ or maybe six}"),
+    ],
+)  # fmt: skip
+def test_words_that_change_a_number_are_no_unit(gold: str, answer: str) -> None:
+    assert judge(gold, answer) == "wrong"
+    assert judge(gold, answer, problem=f"Is it {answer}?") == "wrong"  # not even where the problem says them
+
+
+def test_a_unit_may_hold_words_of_the_problem() -> None:
+    assert judge("5", "5 red marbles", problem="How many red marbles are there?") == "right"
+    assert judge("5", "5 or marbles", problem="How many, 3 or 5 marbles, are there?") == "wrong"
 
 
 @pytest.mark.parametrize(
@@ -100,6 +132,14 @@ def test_a_tolerance_is_exact_and_absolute() -> None:
     assert judge("4.2", "4.3", tolerance="1e-1") == "right"
     assert judge("4.2", "4.31", tolerance="1e-1") == "wrong"
     assert judge("4.2", "4.3") == "wrong"
+
+
+@pytest.mark.parametrize("tolerance", ["1e9999999", "1e999999999", "9" * 5000, "-1", "nan", "inf", "1/0", "x"])
+def test_a_tolerance_that_is_none_is_refused_at_once(tolerance: str) -> None:
+    begin = time.monotonic()
+    with pytest.raises(ValueError, match="no tolerance"):
+        judge("4.2", "4.3", tolerance=tolerance)
+    assert time.monotonic() - begin < 1
 
 
 def test_numbers_and_words_are_judged_without_a_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,11 +10,13 @@ from fractions import Fraction
 import pytest
 
 import rollcage.envs.math.notation
+import rollcage.envs.math.units
 from rollcage.envs.math.notation import normalise, read_number
 
 
 def test_the_examples_of_the_module_run() -> None:
     assert doctest.testmod(rollcage.envs.math.notation) == (0, 4)
+    assert doctest.testmod(rollcage.envs.math.units) == (0, 2)
 
 
 @pytest.mark.parametrize(
