@@ -5,8 +5,9 @@ An option is named by its letter (``B``, ``(B)``, ``b.``, ``option B``), by its 
 else, such as "A or B", names none.
 
 A short answer is right if it is the same text without case, articles, quotation marks, sentence punctuation and surplus
-spaces. Where the right answer is a number, the answer must be a number of the same value (``1,000`` and ``1000.0``,
-``50%`` and ``0.5``), with or without a unit.
+spaces. What carries meaning counts: points and colons within numbers, a minus, the letter of "vitamin A". Where the
+right answer is a number, the answer must be a number of the same value (``1,000`` and ``1000.0``, ``50%`` and ``0.5``),
+with or without a unit.
 """
 
 from __future__ import annotations
@@ -23,9 +24,13 @@ MAX_ANSWER = 2_000
 _WRAPPED = re.compile(r"\$?\\(?:text|textbf|mathrm|mathbf)\s?\{([^{}]*)\}\$?")
 _LETTER = re.compile(r"(?:(?:option|choice|answer)\s{1,3})?[(\[]?([A-Z])[)\].:]{0,2}", re.IGNORECASE)
 _LETTER_AND_TEXT = re.compile(r"[(\[]?([A-Z])(?:[)\].:]{1,2}\s?|\s[-–]\s)(.+)", re.DOTALL)
-_DROPPED = re.compile(r"[\"'`“”‘’.,;:!?]")
-_DASHES = re.compile(r"[-‐‑–—_\s]+")
-_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+# Punctuation that says nothing. A point or colon before a digit does (1.5, 3:15), and so does the mark of 5!.
+_DROPPED = re.compile(
+    r"[\"'`“”‘’;?]|\.(?!\d)|(?<=[^\W\d])\.|:(?!\d)|(?<!\d):|(?<!\d)!|,(?!\d)|(?<!\d),|(?<=\d),(?=\d{3}(?!\d))"
+)
+_DASHES = re.compile(r"[‐‑–—−]")
+_LOOSE_DASHES = re.compile(r"(?<=[^\W_])-+|-+(?![^\W_]|[.(\\])|[_\s]+")  # all but a minus: the dash before -x, -5
+_ARTICLES = re.compile(r"^a\s+(?=\S)|\b(?:an|the)\s+(?=\S)")  # the a of "vitamin A" is none
 
 
 def chosen_option(answer: str, options: Mapping[str, str]) -> str | None:
@@ -84,5 +89,5 @@ def _words(text: str) -> str:
     text = unicodedata.normalize("NFKC", text).casefold()
     if not any(character.isalnum() for character in text):
         return "".join(text.split())
-    words = _DASHES.sub(" ", _DROPPED.sub("", text))
-    return " ".join(_ARTICLES.sub(" ", words).split()) or words.strip()
+    words = _LOOSE_DASHES.sub(" ", _DASHES.sub("-", _DROPPED.sub("", text))).strip()
+    return " ".join(_ARTICLES.sub(" ", words).split())

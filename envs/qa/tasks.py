@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -196,9 +198,10 @@ def _right_letter(value: Any, field: str, labels: Sequence[str], texts: Sequence
 
 
 def _short_answer(value: Any, field: str) -> str:
-    if isinstance(value, (str, int, float)) and str(value).strip():
+    known = isinstance(value, str) or (isinstance(value, (int, float)) and math.isfinite(value))
+    if known and not isinstance(value, bool) and str(value).strip():
         return str(value).strip()
-    raise ValueError(f"the field {field!r} must be a text or a number, not {value!r}")
+    raise ValueError(f"the field {field!r} must be a text or a number, not {json.dumps(value)}")
 
 
 def _domain_of(stem: str) -> str:
