@@ -11,7 +11,7 @@ import tarfile
 import threading
 from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Self
 
 from rollcage.sandbox.errors import NoSuchPath, SandboxError, UnsafePath
 from rollcage.sandbox.types import MIB
@@ -175,9 +175,23 @@ class _Reader:
         return b""
 
 
+class _Member(tarfile.TarInfo):
+    """A member of an archive that must not end in the middle: `tarfile` alone takes that for its end."""
+
+    @classmethod
+    def fromtarfile(cls, tar: tarfile.TarFile) -> Self:
+        """Read the next member."""
+        try:
+            return super().fromtarfile(tar)
+        except (tarfile.EmptyHeaderError, tarfile.TruncatedHeaderError):  # type: ignore[attr-defined]
+            raise tarfile.ReadError("it is cut short") from None
+
+
 def _write(reader: _Reader, part: Path) -> None:
     try:
-        with tarfile.open(fileobj=reader, mode="r|", bufsize=256 * 1024) as tar:  # type: ignore[call-overload]
+        with tarfile.open(  # type: ignore[call-overload]
+            fileobj=reader, mode="r|", bufsize=256 * 1024, tarinfo=_Member
+        ) as tar:
             top = ""
             while (member := tar.next()) is not None:
                 tar.members = []  # it would remember every one

@@ -89,7 +89,8 @@ class OwnDaemon:
         name = self._namespace
         with (self._folder / "log").open("ab") as log:
             self._process = process = await asyncio.create_subprocess_exec(
-                *("dockerd", "--host", self.endpoint, "--data-root", f"{self._folder}/data"),
+                # Without a network of its own, a daemon without a bridge would remove the machine's.
+                *("unshare", "--net", "dockerd", "--host", self.endpoint, "--data-root", f"{self._folder}/data"),
                 *("--exec-root", f"{self._folder}/exec", "--pidfile", f"{self._folder}/pid"),
                 *("--bridge", "none", "--iptables=false"),
                 *("--containerd-namespace", name, "--containerd-plugins-namespace", f"plugins.{name}"),

@@ -317,15 +317,16 @@ class DockerDriver:
 
     async def unpause(self, name: str) -> None:
         """Undo `pause`; nothing where they run. Raises SandboxUnavailable where it does not run."""
-        await self._freeze(name, "unpause", "is not paused")
+        # The second is what runc says while the daemon's own record lags behind.
+        await self._freeze(name, "unpause", "is not paused", "cannot resume a running process")
 
-    async def _freeze(self, name: str, action: str, done: str) -> None:
+    async def _freeze(self, name: str, action: str, *done: str) -> None:
         async with self._engine.call(f"{action} {name}") as docker:
             try:
                 await getattr(docker.containers.container(name), action)()
                 return
             except DockerError as error:
-                if done in error.message:
+                if any(text in error.message for text in done):
                     found = await self._show(docker, name)
                     if found is not None and found["State"]["Running"]:
                         return

@@ -237,6 +237,13 @@ class RewardsTheFormat(SumEnv):
         return []
 
 
+@broken("rewards", "earns reward")
+class PaysByTheLetter(SumEnv):
+    def advance(self, action: str) -> Turn:
+        turn = super().advance(action)
+        return turn._replace(reward=turn.reward + 0.001 * len(action))
+
+
 @broken("rewards", "always 42")
 class AlwaysTakes42(SumEnv):
     def right(self, action: str) -> bool:
@@ -373,6 +380,17 @@ def _exact(env: TextEnv, action: str) -> Turn:
 def test_a_hanging_check_fails_after_its_limit() -> None:
     result = run_check("slow", lambda subject: time.sleep(1.0) or "", None, limit_s=0.05)  # type: ignore[arg-type, func-returns-value]
     assert (result.ok, result.detail) == (False, "did not finish within 0.05 s")
+
+
+def test_an_environment_that_always_opens_with_the_same_words_is_no_false_alarm() -> None:
+    class KeepsItsCards(SumEnv):
+        def begin(self, task: Task) -> str:
+            super().begin(task)
+            return "Guess my number."
+
+    register("zoo/KeepsItsCards-v0", KeepsItsCards)
+    report = check("zoo/KeepsItsCards-v0", only=["seeding"])
+    assert report.ok, summary(report)
 
 
 def test_luck() -> None:

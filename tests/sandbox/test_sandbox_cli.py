@@ -19,6 +19,17 @@ from rollcage.sandbox.cli import COMMANDS
 BASE = [sys.executable, "-m", "rollcage", "sandbox"]
 
 
+def _start(command: list[str]) -> subprocess.Popen[str]:
+    """Start a command that may be interrupted, even where these tests run in a background job, which ignores SIGINT."""
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+
+
 class Shell:
     """Runs commands on one state folder."""
 
@@ -207,7 +218,7 @@ def test_run_in_a_container_is_held_to_its_limits(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_leaves_nothing(number: signal.Signals, own: Shell) -> None:
     command = [*BASE, "run", "--folder", str(own.folder), *own.place, "rollcage-base", "echo begun; sleep 60"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = _start(command)
     assert process.stdout is not None
     assert process.stdout.readline() == "begun\n"
     process.send_signal(number)
@@ -219,7 +230,7 @@ def test_an_interrupted_run_leaves_nothing(number: signal.Signals, own: Shell) -
 def test_events_are_followed_until_interrupted(own: Shell) -> None:
     own.create()
     command = [*BASE, "events", "--folder", str(own.folder), *own.place, "--follow", "--json"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = _start(command)
     assert process.stdout is not None
     assert json.loads(process.stdout.readline())["kind"]
     process.send_signal(signal.SIGINT)

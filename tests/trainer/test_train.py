@@ -162,10 +162,13 @@ def test_smollm2_trains_on_one_turn_and_on_many(preset: str, tmp_path: Path) -> 
     assert metrics[0]["learner/logprob_gap_mean"] < 0.05  # sampler and trainer agree on the same weights
 
 
-def test_a_damaged_state_says_how_to_go_on(tmp_path: Path) -> None:
+def test_a_finished_run_reports_again_and_a_damaged_one_says_how_to_go_on(tmp_path: Path) -> None:
     run = tmp_path / "run"
     made = rollcage("train", *SMALL, "--num-updates", "1", "--eval.num-tasks", "0", "--out", str(run))
     assert made.returncode == 0, made.stderr
+    assert rollcage("train", "--resume", str(run)).returncode == 0
+    starts = [row for row in read_rows(run, "events") if row["event"] == "start"]
+    assert len(starts) == 1, "a finished run only reports again"
     checkpoint = newest_checkpoint(run)
     assert checkpoint is not None
     (checkpoint / "trainer.json").write_text("{}")

@@ -73,10 +73,10 @@ def test_S18_a_file_in_a_missing_folder_is_made(tmp_path: Path) -> None:
         assert (tmp_path / "new" / "er" / "file").read_bytes() == data
         assert time.monotonic() - started < 5
         assert await read_file(guest.get("new/er/file", timeout_s=20), "new/er/file", 8 << 20) == data
-        with pytest.raises(UnsafePath, match="5,242,880 bytes"):
+        with pytest.raises(UnsafePath, match="larger than 1048576 bytes"):
             await read_file(guest.get("new/er/file", timeout_s=20), "new/er/file", 1 << 20)
         with pytest.raises(NoSuchPath):
-            await read_file(guest.get("new/er", timeout_s=20), "new/er", 1 << 20)
+            await read_file(guest.get("new/er", timeout_s=20), "new/er", 8 << 20)
 
     with_guest(tmp_path, test)
 
@@ -243,7 +243,7 @@ def test_half_an_archive_is_refused(tmp_path: Path, cut: int) -> None:
 
 
 def test_an_archive_with_two_tops_is_no_one_file(tmp_path: Path) -> None:
-    with pytest.raises(UnsafePath, match="2 files"):
+    with pytest.raises(UnsafePath, match="only one file or folder"):
         asyncio.run(unpack(stream(archive(member("a"), member("b"))), tmp_path / "target"))
     assert os.listdir(tmp_path) == []
 

@@ -10,11 +10,11 @@ from rollcage.trainer.learner.config import LearnerConfig
 
 def test_all_faults_are_reported_at_once_each_with_what_to_do() -> None:
     with pytest.raises(UserError) as error:
-        LearnerConfig(loss="gprc", aggregation="token_mean", lr=0.0, num_ranks=0, betas=(0.9, 1.0))
+        LearnerConfig(loss="gpro", aggregation="token_mean", lr=0.0, num_ranks=0, betas=(0.9, 1.0))
     message = str(error.value)
     assert "\n" not in message
     for part in (
-        "unknown loss 'gprc' (known: ppo, grpo, decoupled_ppo, tis) Did you mean 'grpo'?",
+        "unknown loss 'gpro' (known: ppo, grpo, decoupled_ppo, tis) Did you mean 'grpo'?",
         "Did you mean 'token-mean'?",
         "lr must be above 0",
         "num_ranks must be at least 1",
