@@ -22,8 +22,10 @@ demo: $(STAMP)-train
 		$(BIN)/rollcage train countdown-small --out runs/demo $(DEMO_ARGS); \
 	fi
 
+# What failed beside others is run once more alone: that tells a fault from a crowded machine. A fault fails again.
 test: $(STAMP)-dev $(STAMP)-docker check
-	$(BIN)/python -m tests.sandbox.docker_daemons $(BIN)/pytest -n 2 --dist worksteal
+	$(BIN)/python -m tests.sandbox.docker_daemons sh -c \
+		"$(BIN)/pytest -n 2 --dist worksteal || $(BIN)/pytest --last-failed --last-failed-no-failures none"
 
 check: $(STAMP)-dev
 	$(BIN)/ruff format --check .

@@ -247,7 +247,7 @@ def test_S9_a_killed_container_says_how_it_died(on_docker: OnDocker) -> None:
         await rig.driver.create(greedy)
         for _ in range(100):
             found = await rig.driver.inspect(greedy.name)
-            if found is not None and found.status == "exited":
+            if found is not None and found.status == "exited" and found.oom_killed:  # told a moment after the end
                 break
             await asyncio.sleep(0.05)
         assert found is not None
