@@ -1,7 +1,7 @@
 """What the manager must not forget: sandboxes, their history and their snapshots, in one SQLite file.
 
 Calls are short synchronous transactions on the event loop's thread: one that changes a sandbox and tells its event
-takes 0.15 ms, 5 ms at worst (write-ahead log, no fsync: a killed process loses nothing, and what a machine that loses
+takes 0.15 ms, 8 ms at worst (write-ahead log, no fsync: a killed process loses nothing, and what a machine that loses
 power forgets is found again on the hosts), which is less than a hop to a thread and back, and leaves no order in doubt.
 """
 

@@ -29,7 +29,8 @@ class LearnerConfig:
     """Number type of the model folder that a checkpoint holds (its optimiser state is always exact)."""
 
     loss: str = "grpo"
-    """Policy loss: a name in rollcage.trainer.learner.losses.LOSSES (ppo, grpo, decoupled_ppo, tis)."""
+    """Policy loss: a name in rollcage.trainer.learner.losses.LOSSES (ppo, grpo, decoupled_ppo, tis). ppo and
+    grpo do not correct for samples of older versions: with async_ratio above 0, tis or decoupled_ppo does."""
 
     loss_options: dict[str, float] = field(default_factory=dict)
     """Options of that loss, such as e_lo 0.2 e_hi 0.28, dual_clip 3 for ppo, cap 1 for tis."""
