@@ -29,9 +29,9 @@ from rollcage.sandbox.errors import (
 from rollcage.sandbox.types import ExecResult, Probe, RestartPolicy, SandboxInfo, SandboxSpec, State
 
 if TYPE_CHECKING:
-    from rollcage.sandbox.client import Client, connect
-    from rollcage.sandbox.fleet import Settings
-    from rollcage.sandbox.manager import Manager
+    from rollcage.sandbox.client.client import Client, connect
+    from rollcage.sandbox.manager.fleet import Settings
+    from rollcage.sandbox.manager.manager import Manager
     from rollcage.sandbox.sync import SyncSandboxes
 
 __all__ = [
@@ -68,11 +68,11 @@ __all__ = [
 ]
 
 _LAZY = {
-    "Client": "rollcage.sandbox.client",
-    "Manager": "rollcage.sandbox.manager",
-    "Settings": "rollcage.sandbox.fleet",
+    "Client": "rollcage.sandbox.client.client",
+    "Manager": "rollcage.sandbox.manager.manager",
+    "Settings": "rollcage.sandbox.manager.fleet",
     "SyncSandboxes": "rollcage.sandbox.sync",
-    "connect": "rollcage.sandbox.client",
+    "connect": "rollcage.sandbox.client.client",
 }
 
 

@@ -214,7 +214,7 @@ async def trial(endpoint: str) -> Finding:
 @asynccontextmanager
 async def _trial_sandbox(endpoint: str) -> AsyncIterator[Callable[[str], Any]]:
     from rollcage.sandbox.drivers.docker import DockerDriver
-    from rollcage.sandbox.manager import Manager
+    from rollcage.sandbox.manager.manager import Manager
 
     folder = await asyncio.to_thread(tempfile.mkdtemp, prefix="rollcage-doctor-")
     try:

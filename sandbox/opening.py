@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rollcage.errors import require
-from rollcage.sandbox.address import default_folder, read_address
 from rollcage.sandbox.base import Sandboxes
+from rollcage.sandbox.client.address import default_folder, read_address
 from rollcage.sandbox.drivers.base import Driver
 from rollcage.sandbox.errors import BadSpec, ServiceUnreachable
 
@@ -30,7 +30,7 @@ async def open_default(folder: Path | None = None, endpoints: Sequence[str] = ()
     """
     where = folder or default_folder()
     if not endpoints and (service := read_address(where)) is not None:
-        from rollcage.sandbox.client import Client
+        from rollcage.sandbox.client.client import Client
 
         client = Client(service.address, service.token, folder=where)
         try:
@@ -54,7 +54,7 @@ async def open_manager(folder: Path, endpoints: Sequence[str] = ()) -> Sandboxes
     Raises:
         UserError: another manager has the folder, an endpoint is none, or the Docker client is not installed.
     """
-    from rollcage.sandbox.manager import Manager
+    from rollcage.sandbox.manager.manager import Manager
 
     named = dict(parse_endpoint(text) for text in endpoints or (default_endpoint(),))
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)

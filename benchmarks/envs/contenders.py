@@ -17,7 +17,6 @@ from rollcage.benchmarks.envs.bare import make_bare
 from rollcage.benchmarks.envs.bare import score as score_bare
 from rollcage.benchmarks.envs.measure import Contender
 from rollcage.benchmarks.envs.problems import Problem
-from rollcage.benchmarks.envs.slow import ENV_ID as SLOW
 from rollcage.envs.countdown.env import judge
 from rollcage.envs.countdown.tasks import generate
 
@@ -185,17 +184,17 @@ def vectors(problems: Sequence[Problem], rows: Path, rivals: Sequence[str]) -> l
     return found
 
 
-def slow_vectors() -> list[Contender]:
-    """Turns of `NUM_ENVS` environments that take 5 ms each."""
-    singles = [gymnasium.make(SLOW) for _ in range(NUM_ENVS)]
-    for env in singles:
-        env.reset()
-    rounds = 10
+def turns(env_id: str, actions: Sequence[str], rounds: int, *, placement: str = "inline") -> list[Contender]:
+    """Turns of `NUM_ENVS` environments whose episodes have many; each repeats its own one of ``actions``."""
+    singles = [gymnasium.make(env_id) for _ in range(NUM_ENVS)]
+    for seed, env in enumerate(singles):
+        env.reset(seed=seed)
 
     def one_by_one() -> None:
         for _ in range(rounds):
-            for env in singles:
-                if env.step("")[3]:
+            for env, action in zip(singles, actions, strict=True):
+                _, _, terminated, truncated, _ = env.step(action)
+                if terminated or truncated:
                     env.reset()
 
     def play(vector: Any) -> Callable[[], None]:
@@ -203,18 +202,24 @@ def slow_vectors() -> list[Contender]:
 
         def work() -> None:
             for _ in range(rounds):
-                vector.step([""] * NUM_ENVS)
+                vector.step(actions)
 
         return work
 
-    maker = [lambda: gymnasium.make(SLOW)] * NUM_ENVS
-    made = gymnasium.make_vec(SLOW, num_envs=NUM_ENVS, placement="process")
-    asynchronous = gymnasium.vector.AsyncVectorEnv(maker, shared_memory=False)
-    return [
-        Contender('rollcage, make_vec(placement="process")', play(made), rounds * NUM_ENVS, made.close),
+    maker = [lambda: gymnasium.make(env_id)] * NUM_ENVS
+    made = gymnasium.make_vec(env_id, num_envs=NUM_ENVS, placement=placement)
+    how = "" if placement == "inline" else f'(placement="{placement}")'
+    found = [
+        Contender(f"rollcage, make_vec{how}", play(made), rounds * NUM_ENVS, made.close),
         Contender("rollcage, one by one", one_by_one, rounds * NUM_ENVS),
-        Contender("Gymnasium's AsyncVectorEnv", play(asynchronous), rounds * NUM_ENVS, asynchronous.close),
     ]
+    if placement == "inline":
+        synchronous = gymnasium.vector.SyncVectorEnv(maker)
+        found.append(Contender("Gymnasium's SyncVectorEnv", play(synchronous), rounds * NUM_ENVS, synchronous.close))
+    else:
+        workers = gymnasium.vector.AsyncVectorEnv(maker, shared_memory=False)
+        found.append(Contender("Gymnasium's AsyncVectorEnv", play(workers), rounds * NUM_ENVS, workers.close))
+    return found
 
 
 def generation(rivals: Sequence[str]) -> list[Contender]:

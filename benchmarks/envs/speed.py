@@ -18,6 +18,7 @@ from rollcage import __version__
 from rollcage.benchmarks.envs import attacks, contenders
 from rollcage.benchmarks.envs.measure import Contender, interleave, summarize
 from rollcage.benchmarks.envs.problems import Problem, find_rows, load_problems, write_rows
+from rollcage.benchmarks.envs.slow import ENV_ID as SLOW
 from rollcage.command import CommandParser
 from rollcage.errors import UserError
 
@@ -25,9 +26,12 @@ SECTIONS = {
     "scoring": "Answers scored per second",
     "episodes": "Episodes (reset and one step) per second",
     "vector": f"Episodes per second in {contenders.NUM_ENVS} environments that step together",
+    "lake": f"Turns per second in {contenders.NUM_ENVS} FrozenLakes that step together",
+    "sokoban": f"Turns per second in {contenders.NUM_ENVS} Sokobans that step together",
     "slow": f"Turns per second in {contenders.NUM_ENVS} environments whose turns take 5 ms",
     "generation": "Solvable problems generated per second",
 }
+MOVES = ["left", "right", "down", "up"] * (contenders.NUM_ENVS // 4)
 _RATES = ("median_per_s", "min_per_s", "max_per_s")
 
 
@@ -50,7 +54,9 @@ def main(argv: Sequence[str]) -> int:
             "scoring": lambda: contenders.scoring(problems, packages),
             "episodes": lambda: contenders.episodes(problems, file, packages),
             "vector": lambda: contenders.vectors(problems, file, packages),
-            "slow": contenders.slow_vectors,
+            "lake": lambda: contenders.turns("rollcage/FrozenLake-v0", MOVES, 50),
+            "sokoban": lambda: contenders.turns("rollcage/Sokoban-v0", MOVES, 50),
+            "slow": lambda: contenders.turns(SLOW, [""] * contenders.NUM_ENVS, 10, placement="process"),
             "generation": lambda: contenders.generation(packages),
         }
         rates = {}

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from rollcage.command import CommandParser
 from rollcage.sandbox.chaos.keeper import Keeper
-from rollcage.sandbox.client import Client
+from rollcage.sandbox.client.client import Client
 from rollcage.sandbox.drivers.docker import DockerDriver
 from rollcage.sandbox.errors import SandboxError
 from rollcage.sandbox.opening import default_endpoint

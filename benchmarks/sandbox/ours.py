@@ -10,9 +10,9 @@ from rollcage import __version__
 from rollcage.benchmarks.sandbox.contender import MEMORY_BYTES, Run, serve
 from rollcage.sandbox.base import Sandbox
 from rollcage.sandbox.drivers.docker import DockerDriver
-from rollcage.sandbox.fleet import Settings
-from rollcage.sandbox.manager import Manager
-from rollcage.sandbox.placement import HostLimits
+from rollcage.sandbox.manager.fleet import Settings
+from rollcage.sandbox.manager.manager import Manager
+from rollcage.sandbox.manager.placement import HostLimits
 from rollcage.sandbox.types import MIB, SandboxSpec
 
 NUM_WARM = 8

@@ -16,7 +16,7 @@ from rollcage.sandbox.chaos.ledger import Ledger
 from rollcage.sandbox.chaos.proxy import OWNER
 from rollcage.sandbox.chaos.schedule import Injury, Plan
 from rollcage.sandbox.chaos.witness import Witness, until
-from rollcage.sandbox.client import Client
+from rollcage.sandbox.client.client import Client
 from rollcage.sandbox.drivers.base import Driver
 from rollcage.sandbox.errors import SandboxNotFound
 from rollcage.sandbox.types import ExecResult, RestartPolicy, State

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rollcage.errors import RollcageError
-from rollcage.sandbox.address import read_address
-from rollcage.sandbox.client import Client
+from rollcage.sandbox.client.address import read_address
+from rollcage.sandbox.client.client import Client
 from rollcage.sandbox.errors import ServiceUnreachable
 
 START_S = 30.0

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from rollcage.sandbox.base import Sandboxes
 from rollcage.sandbox.drivers.docker import DockerDriver
-from rollcage.sandbox.fleet import Settings
-from rollcage.sandbox.manager import Manager
+from rollcage.sandbox.manager.fleet import Settings
+from rollcage.sandbox.manager.manager import Manager
 from rollcage.sandbox.service.server import Listen, serve
 
 SOCKET = "socket"

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rollcage.command import CommandParser
-from rollcage.sandbox.address import default_folder
+from rollcage.sandbox.client.address import default_folder
 from rollcage.sandbox.commands.opened import add_place, patience, show, show_json
 from rollcage.sandbox.doctor import Finding, examine
 from rollcage.sandbox.opening import default_endpoint, parse_endpoint

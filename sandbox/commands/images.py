@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from rollcage.command import CommandParser
 from rollcage.errors import UserError, did_you_mean, require
-from rollcage.sandbox.address import default_folder
+from rollcage.sandbox.client.address import default_folder
 from rollcage.sandbox.commands.looking import span
 from rollcage.sandbox.commands.opened import add_place, opened, patience, say, show, show_json, table
 from rollcage.sandbox.drivers.base import LABEL_MANAGER, LABEL_SANDBOX

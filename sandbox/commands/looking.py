@@ -8,9 +8,9 @@ import time
 from collections.abc import Sequence
 
 from rollcage.command import CommandParser, natural, natural_float
+from rollcage.sandbox.client.wire import to_json
 from rollcage.sandbox.commands.opened import add_place, opened, show, show_json, table
 from rollcage.sandbox.types import Event, SandboxInfo
-from rollcage.sandbox.wire import to_json
 
 
 def run_ls(argv: Sequence[str]) -> int:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rollcage.sandbox.address import default_folder
+from rollcage.sandbox.client.address import default_folder
 from rollcage.sandbox.sync import SyncSandboxes
 
 PATIENCE_S = 1.5

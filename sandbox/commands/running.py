@@ -11,10 +11,10 @@ from typing import Any
 from rollcage.command import CommandParser, natural_float, positive
 from rollcage.errors import UserError
 from rollcage.sandbox.base import Command
+from rollcage.sandbox.client.wire import result_to_json
 from rollcage.sandbox.commands.opened import add_place, opened, patience, say, show_json
 from rollcage.sandbox.sync import SyncSandbox
 from rollcage.sandbox.types import MIB, ExecResult, Output, SandboxSpec
-from rollcage.sandbox.wire import result_to_json
 
 TIMED_OUT = 124
 """Exit code of a command that was killed at its deadline, as of ``timeout``."""

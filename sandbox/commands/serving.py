@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rollcage.command import CommandParser, natural, natural_float
 from rollcage.errors import require
-from rollcage.sandbox.address import FILE, ServiceAddress, default_folder
+from rollcage.sandbox.client.address import FILE, ServiceAddress, default_folder
 from rollcage.sandbox.commands.opened import add_place, say, show_json
 from rollcage.sandbox.opening import open_manager
 
@@ -20,7 +20,7 @@ def run_serve(argv: Sequence[str]) -> int:
         "rollcage sandbox serve",
         "Serve the sandboxes over HTTP, on loopback or a unix socket, until Ctrl-C or SIGTERM; sandboxes live on.\n"
         f"Address and token are written to {FILE} in the state folder, which only its owner can read: commands and\n"
-        "`rollcage.sandbox.client.connect` find them there. The address itself is a page that explains every call\n"
+        "`rollcage.sandbox.connect` find them there. The address itself is a page that explains every call\n"
         "(any user name; the token is the password).",
         "rollcage sandbox serve\nrollcage sandbox serve --port 8765\nrollcage sandbox serve --socket ~/cage.sock\n"
         "rollcage sandbox serve --endpoint here=unix:///var/run/docker.sock --endpoint big=ssh://me@big",

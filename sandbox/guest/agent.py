@@ -1,8 +1,8 @@
 """The agent: runs inside a container, starts commands there and moves files, told over its stdin and stdout.
 
-This one file needs the standard library of Python 3.7 and Linux, nothing else. The host hands its source over stdin, so
-that it needs no file, no network and no rights in the container; importing it on the host does nothing, so that frames
-and archives are defined once.
+This one file needs the standard library of Python 3.7 and Linux, nothing else. The host hands it over stdin, compiled
+and as source, so that it needs no file, no network and no rights in the container; importing it on the host does
+nothing, so that frames and archives are defined once.
 
 It is one loop over file descriptors: no thread, no polling. A command is a session and process group of its own, and
 carries a marker in its environment, by which what it started is found again however it was detached. Files are moved by
@@ -19,15 +19,15 @@ import selectors
 import signal
 import stat
 import struct
-import subprocess
 import sys
 import termios
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, BinaryIO
 
+TYPE_CHECKING = False  # loading `typing` would take as long as starting Python
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from typing import Any, BinaryIO
 
 MAGIC = b"\0rollcage-agent-1\n"
 """Comes before the first frame; what was written before it is no answer."""
@@ -1073,6 +1073,9 @@ class Agent:
         self.selector.register(self.stdin, selectors.EVENT_READ, self._on_stdin)
         self._to_send += MAGIC
         self.send({"op": "hello", "pid": os.getpid(), "python": sys.version.split()[0]})
+        self._flush()
+        import subprocess  # noqa: F401  (`spawn` needs it; loading it takes as long as the host's answer)
+
         while self._running:
             self._flush()
             now = time.monotonic()
@@ -1104,6 +1107,8 @@ class Agent:
         name: bytes | list[bytes] = b"",
     ) -> int:
         """Start a program in a session of its own; returns its pid."""
+        import subprocess
+
         if status_fd >= 0:
             os.dup2(status_fd, _STATUS_FD)
         self._set_oom_score(_OOM_SCORE)

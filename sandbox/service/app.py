@@ -12,12 +12,12 @@ from starlette.requests import ClientDisconnect
 
 from rollcage.errors import RollcageError
 from rollcage.sandbox.base import Sandboxes
+from rollcage.sandbox.client.wire import error_to_json
 from rollcage.sandbox.errors import BadRequest, BadSpec, SandboxError
 from rollcage.sandbox.service import commands, routes
 from rollcage.sandbox.service.gate import Gate
 from rollcage.sandbox.service.page import render
 from rollcage.sandbox.service.sessions import Sessions
-from rollcage.sandbox.wire import error_to_json
 
 
 class Service:

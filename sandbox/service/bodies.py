@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
+from rollcage.sandbox.client.wire import bytes_of
 from rollcage.sandbox.types import MIB, SandboxSpec
-from rollcage.sandbox.wire import bytes_of
 
 DAY_S = 86_400.0
 MAX_OUTPUT_BYTES = 256 * MIB

@@ -11,11 +11,11 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
 
 from rollcage.errors import RollcageError
+from rollcage.sandbox.client.wire import error_to_json, output_to_json, result_to_json
 from rollcage.sandbox.service import bodies
 from rollcage.sandbox.service.calls import GRACE_S, Streamed, never, take_body, while_connected
 from rollcage.sandbox.service.found import Generation, Id, Present, ask, present, sessions_of
 from rollcage.sandbox.types import MIB, ExecResult, Output
-from rollcage.sandbox.wire import error_to_json, output_to_json, result_to_json
 
 router = APIRouter()
 Timeout = Annotated[float, Query(gt=0, le=bodies.DAY_S, description="seconds")]

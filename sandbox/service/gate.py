@@ -10,9 +10,9 @@ import json
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from rollcage.sandbox.client.wire import error_to_json
 from rollcage.sandbox.errors import BadRequest, SandboxError, Unauthorized
 from rollcage.sandbox.types import MIB
-from rollcage.sandbox.wire import error_to_json
 
 MAX_BODY_BYTES = 48 * MIB
 """Of a JSON body: 32 MiB of standard input as base64, and some."""

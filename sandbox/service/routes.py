@@ -8,12 +8,12 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
 
 from rollcage.sandbox.base import Sandboxes
+from rollcage.sandbox.client.wire import to_json
 from rollcage.sandbox.errors import SandboxNotFound
 from rollcage.sandbox.service import bodies
 from rollcage.sandbox.service.calls import GRACE_S
 from rollcage.sandbox.service.found import Id, Known, Present, ask, manager, sessions_of
 from rollcage.sandbox.types import Event, HostInfo, SandboxInfo, Snapshot
-from rollcage.sandbox.wire import to_json
 
 router = APIRouter()
 After = Annotated[int, Query(ge=0, description="only events with a number above this one")]

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import uvicorn
 
-from rollcage.sandbox.address import ServiceAddress, remove_address, write_address
 from rollcage.sandbox.base import Sandboxes
+from rollcage.sandbox.client.address import ServiceAddress, remove_address, write_address
 from rollcage.sandbox.errors import BadSpec
 from rollcage.sandbox.service.app import Service
 

@@ -7,9 +7,9 @@ import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from rollcage.sandbox.address import ServiceAddress
 from rollcage.sandbox.base import Sandboxes
-from rollcage.sandbox.client import Client
+from rollcage.sandbox.client.address import ServiceAddress
+from rollcage.sandbox.client.client import Client
 from rollcage.sandbox.opening import open_manager
 from rollcage.sandbox.service.server import Listen, serve
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from rollcage.sandbox.chaos.keeper import Keeper
-from rollcage.sandbox.client import Client
+from rollcage.sandbox.client.client import Client
 from rollcage.sandbox.drivers.docker import DockerDriver
 from rollcage.sandbox.drivers.docker_api import Engine
 from rollcage.sandbox.errors import SandboxError
-from rollcage.sandbox.fleet import Settings
-from rollcage.sandbox.manager import Manager
+from rollcage.sandbox.manager.fleet import Settings
+from rollcage.sandbox.manager.manager import Manager
 
 QUICK = Settings(reconcile_s=0.5, sweep_s=0.3, images_s=1.0, status_s=1.0, backoff_s=0.2, grace_s=3.0)
 """Looks often, so that tests need not wait."""

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from tests.sandbox.places import served
 
-from rollcage.sandbox.address import ServiceAddress
-from rollcage.sandbox.client import connect
+from rollcage.sandbox.client.address import ServiceAddress
+from rollcage.sandbox.client.client import connect
 from rollcage.sandbox.drivers.fake import FakeDriver
 from rollcage.sandbox.errors import ServiceUnreachable
-from rollcage.sandbox.manager import Manager
+from rollcage.sandbox.manager.manager import Manager
 from rollcage.sandbox.service.server import Listen
 from rollcage.sandbox.types import SandboxSpec
 

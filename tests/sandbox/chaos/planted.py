@@ -7,10 +7,10 @@ import sys
 from typing import Any
 
 from rollcage.sandbox.chaos import kept
-from rollcage.sandbox.creations import Creations
 from rollcage.sandbox.drivers.docker import DockerDriver
-from rollcage.sandbox.handle import SandboxHandle
-from rollcage.sandbox.lives import Lives
+from rollcage.sandbox.manager.creations import Creations
+from rollcage.sandbox.manager.handle import SandboxHandle
+from rollcage.sandbox.manager.lives import Lives
 
 
 async def forget_to_remove(self: DockerDriver, name: str) -> None:

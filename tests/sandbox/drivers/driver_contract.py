@@ -30,7 +30,7 @@ from rollcage.sandbox.drivers.base import (
     Observed,
 )
 from rollcage.sandbox.errors import GuestLost, HostUnavailable, ImageMissing, SandboxUnavailable, StartFailed
-from rollcage.sandbox.reading import read_file
+from rollcage.sandbox.manager.reading import read_file
 from rollcage.sandbox.types import ExecRequest, SandboxSpec
 
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from tests.sandbox.guest.local_guest import find_processes, local_guest, run, wa
 from rollcage.sandbox.drivers.process import AgentPipe
 from rollcage.sandbox.errors import DeadlineExceeded, GuestLost, SandboxUnavailable
 from rollcage.sandbox.guest import agent
-from rollcage.sandbox.guest.channel import AgentGuest, agent_command, open_agent
+from rollcage.sandbox.guest.channel import PROGRAM, AgentGuest, agent_command, open_agent
 from rollcage.sandbox.types import ExecRequest
 
 SIGNAL = agent._signal
@@ -101,6 +102,22 @@ def test_noise_before_the_agent_is_skipped(tmp_path: Path) -> None:
         python, *options, start_ = agent_command(sys.executable)
         noisy = "import sys; sys.stdout.write('welcome!\\n\\0' * 100); sys.stdout.flush();" + start_
         guest = await open_agent(await start(tmp_path, python, *options, noisy))
+        assert (await run(guest, "echo ok")).stdout == b"ok\n"
+        await guest.close()
+
+    asyncio.run(main())
+
+
+def test_a_python_of_another_version_takes_the_source(tmp_path: Path) -> None:
+    """Rehearsed with a version number that is nobody's: the compiled agent must not be touched then."""
+
+    async def main() -> None:
+        python, *options, start_ = agent_command(sys.executable)
+        assert repr(MAGIC_NUMBER) in start_
+        pipe = await start(tmp_path, python, *options, start_.replace(repr(MAGIC_NUMBER), "b'none'"))
+        write, pipe.write = pipe.write, lambda data: write(b"x" * 1000 + data[1000:])  # type: ignore[method-assign,assignment]
+        guest = await open_agent(pipe)
+        pipe.write = write  # type: ignore[method-assign]
         assert (await run(guest, "echo ok")).stdout == b"ok\n"
         await guest.close()
 
@@ -210,13 +227,13 @@ def test_closing_ends_calls_in_flight_and_leaves_nothing(tmp_path: Path) -> None
 
 
 def test_a_probe_fails_where_no_process_can_be_started(tmp_path: Path) -> None:
-    """Rehearsed with a source whose shell is gone: /bin of this machine must stay."""
+    """Rehearsed with an agent whose shell is gone: /bin of this machine must stay."""
 
     async def main() -> None:
-        source = Path(agent.__file__).read_bytes().replace(b"/bin/sh", b"/nix/sh")
+        program = PROGRAM.replace(b"/bin/sh", b"/nix/sh")
         command = list(agent_command(sys.executable))
         pipe = await start(tmp_path, *command)
-        write, pipe.write = pipe.write, lambda data: write(source)  # type: ignore[method-assign,assignment]
+        write, pipe.write = pipe.write, lambda data: write(program)  # type: ignore[method-assign,assignment]
         guest = await open_agent(pipe)
         pipe.write = write  # type: ignore[method-assign]
         with pytest.raises(SandboxUnavailable, match="no process can be started"):
@@ -374,7 +391,7 @@ def test_the_agent_outlives_bad_requests_but_no_bad_frames(tmp_path: Path) -> No
     asyncio.run(main())
 
     process = subprocess.Popen(agent_command(sys.executable), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=-1)
-    stdout, stderr = process.communicate(Path(agent.__file__).read_bytes() + b"\xff" * 100, timeout=10)
+    stdout, stderr = process.communicate(PROGRAM + b"\xff" * 100, timeout=10)
     assert stdout.startswith(agent.MAGIC)
     assert b"nonsense" in stderr
     assert process.returncode == 0

@@ -18,7 +18,7 @@ from tests.sandbox.guest.local_guest import run, with_guest
 from rollcage.sandbox.archive import pack, unpack
 from rollcage.sandbox.errors import DeadlineExceeded, NoSuchPath, SandboxError, UnsafePath
 from rollcage.sandbox.guest.channel import AgentGuest
-from rollcage.sandbox.reading import read_file
+from rollcage.sandbox.manager.reading import read_file
 
 
 def make_tree(folder: Path) -> Path:

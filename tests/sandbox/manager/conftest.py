@@ -12,8 +12,8 @@ import pytest
 from rollcage.sandbox.drivers.base import HostEvent
 from rollcage.sandbox.drivers.fake import FakeDriver
 from rollcage.sandbox.errors import HostUnavailable
-from rollcage.sandbox.fleet import Settings
-from rollcage.sandbox.manager import Manager
+from rollcage.sandbox.manager.fleet import Settings
+from rollcage.sandbox.manager.manager import Manager
 from rollcage.trainer.clock import run_virtual
 
 EPOCH = 1_700_000_000.0

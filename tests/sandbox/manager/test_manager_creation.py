@@ -20,8 +20,8 @@ from rollcage.sandbox.errors import (
     Overloaded,
     SandboxError,
 )
-from rollcage.sandbox.fleet import Settings
-from rollcage.sandbox.placement import HostLimits
+from rollcage.sandbox.manager.fleet import Settings
+from rollcage.sandbox.manager.placement import HostLimits
 from rollcage.sandbox.types import MIB
 
 INF = float("inf")

@@ -24,7 +24,7 @@ from rollcage.sandbox import (
     State,
 )
 from rollcage.sandbox.drivers.docker import DockerDriver
-from rollcage.sandbox.manager import Manager
+from rollcage.sandbox.manager.manager import Manager
 
 Scenario = Callable[[Manager, DockerDriver], Awaitable[None]]
 Run = Callable[[Scenario], None]

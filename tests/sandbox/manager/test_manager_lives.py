@@ -26,7 +26,7 @@ from rollcage.sandbox import (
 )
 from rollcage.sandbox.drivers.fake import Behaviour, FakeDriver, Fault
 from rollcage.sandbox.errors import DeadlineExceeded, HostUnavailable
-from rollcage.sandbox.manager import Manager
+from rollcage.sandbox.manager.manager import Manager
 from rollcage.sandbox.types import MIB, ExecRequest, ExecResult, Output
 
 INF = float("inf")

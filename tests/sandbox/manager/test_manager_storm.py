@@ -14,11 +14,11 @@ import pytest
 
 from rollcage.errors import RollcageError
 from rollcage.sandbox import Probe, RestartPolicy, SandboxError, SandboxSpec, Settings, State
-from rollcage.sandbox.box import LIVE
 from rollcage.sandbox.drivers.base import LABEL_SANDBOX
 from rollcage.sandbox.drivers.fake import Behaviour, FakeDriver, Fault
 from rollcage.sandbox.errors import DaemonUnreachable, HostUnavailable
-from rollcage.sandbox.placement import HostLimits
+from rollcage.sandbox.manager.box import LIVE
+from rollcage.sandbox.manager.placement import HostLimits
 
 NUM_STORMS, STORM_S, SETTLE_S = 3, 60.0, 200.0
 CALLS = ("create", "connect", "inspect", "list_containers", "remove", "logs", "commit", "pause", "exec", "ping", "*")

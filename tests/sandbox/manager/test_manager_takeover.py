@@ -16,7 +16,7 @@ from rollcage.errors import RollcageError, UserError
 from rollcage.sandbox import RestartPolicy, SandboxNotFound, SandboxSpec, SandboxUnavailable, State
 from rollcage.sandbox.drivers.base import LABEL_MANAGER, LABEL_SANDBOX, Container
 from rollcage.sandbox.drivers.fake import Behaviour, FakeDriver
-from rollcage.sandbox.manager import Manager
+from rollcage.sandbox.manager.manager import Manager
 
 
 def seconds() -> float:
@@ -264,7 +264,7 @@ def test_one_manager_a_folder(tmp_path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from rollcage.sandbox.store import Row, Store
+from rollcage.sandbox.manager.store import Row, Store
 from rollcage.sandbox.types import SandboxInfo, SandboxSpec, State
 store = Store(Path(sys.argv[1]))
 for number in range(10**9):
@@ -276,7 +276,7 @@ for number in range(10**9):
 
 
 def test_a_store_survives_a_kill_of_its_process_with_all_that_was_acknowledged(tmp_path: Path) -> None:
-    from rollcage.sandbox.store import Store
+    from rollcage.sandbox.manager.store import Store
 
     writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert writer.stdout is not None

@@ -8,7 +8,7 @@ from typing import Any
 
 import aiohttp
 
-from rollcage.sandbox.address import ServiceAddress
+from rollcage.sandbox.client.address import ServiceAddress
 
 
 async def request(

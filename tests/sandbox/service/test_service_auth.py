@@ -14,11 +14,11 @@ import pytest
 from tests.sandbox.places import served
 from tests.sandbox.service.raw_http import request
 
-from rollcage.sandbox.address import ServiceAddress, read_address
-from rollcage.sandbox.client import Client, connect
+from rollcage.sandbox.client.address import ServiceAddress, read_address
+from rollcage.sandbox.client.client import Client, connect
 from rollcage.sandbox.drivers.fake import FakeDriver
 from rollcage.sandbox.errors import BadSpec, ServiceUnreachable, Unauthorized
-from rollcage.sandbox.manager import Manager
+from rollcage.sandbox.manager.manager import Manager
 from rollcage.sandbox.service.server import Listen
 
 

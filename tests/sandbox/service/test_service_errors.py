@@ -15,13 +15,13 @@ from tests.sandbox.service.raw_http import raw, request
 
 from rollcage.errors import RollcageError, UserError
 from rollcage.sandbox import errors
-from rollcage.sandbox.address import ServiceAddress
-from rollcage.sandbox.client import Client
+from rollcage.sandbox.client.address import ServiceAddress
+from rollcage.sandbox.client.client import Client
+from rollcage.sandbox.client.wire import ERRORS, error_from_json, error_to_json
 from rollcage.sandbox.drivers.fake import FakeDriver
 from rollcage.sandbox.errors import BadRequest, BadSpec, SandboxError, SandboxNotFound
-from rollcage.sandbox.manager import Manager
+from rollcage.sandbox.manager.manager import Manager
 from rollcage.sandbox.types import MIB, ExecResult, Output, SandboxInfo, SandboxSpec, State
-from rollcage.sandbox.wire import ERRORS, error_from_json, error_to_json
 
 CLASSES = [UserError, *(it for it in vars(errors).values() if inspect.isclass(it) and issubclass(it, SandboxError))]
 EXAMPLES: dict[str, Any] = {

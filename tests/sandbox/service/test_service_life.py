@@ -12,9 +12,9 @@ import pytest
 from tests.sandbox.conformance import TICKER, home_of, still_writes, wait_until
 from tests.sandbox.service.service_process import ServiceProcess, running
 
-from rollcage.sandbox.address import read_address
 from rollcage.sandbox.base import Sandbox
-from rollcage.sandbox.client import Client, connect
+from rollcage.sandbox.client.address import read_address
+from rollcage.sandbox.client.client import Client, connect
 from rollcage.sandbox.errors import SandboxNotFound, ServiceUnreachable
 from rollcage.sandbox.types import MIB, Output, SandboxSpec
 
@@ -133,7 +133,7 @@ def test_a_socket_left_by_a_killed_service_is_no_hindrance(tmp_path: Path) -> No
 
 def test_a_client_that_dies_ends_its_command(tmp_path: Path) -> None:
     code = (
-        "import asyncio, sys\nfrom rollcage.sandbox.client import connect\n"
+        "import asyncio, sys\nfrom rollcage.sandbox.client.client import connect\n"
         "async def main():\n    async with connect(sys.argv[1]) as client:\n"
         f"        await (await client.attach(sys.argv[2])).exec({TICKER!r})\n"
         "asyncio.run(main())\n"

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from rollcage.sandbox.admission import Admission
 from rollcage.sandbox.errors import (
     BadSpec,
     DiskPressure,
@@ -17,8 +16,9 @@ from rollcage.sandbox.errors import (
     SandboxError,
     SandboxUnavailable,
 )
-from rollcage.sandbox.placement import HostLimits, choose_host
-from rollcage.sandbox.places import Place
+from rollcage.sandbox.manager.admission import Admission
+from rollcage.sandbox.manager.placement import HostLimits, choose_host
+from rollcage.sandbox.manager.places import Place
 from rollcage.sandbox.types import MIB, HostInfo, SandboxSpec
 from rollcage.trainer.clock import run_virtual
 
@@ -613,7 +613,7 @@ def test_a_thousand_that_wait_cost_little(monkeypatch: pytest.MonkeyPatch):
         num_looks += 1
         return choose_host(*arguments, **options)
 
-    monkeypatch.setattr("rollcage.sandbox.admission.choose_host", counted)
+    monkeypatch.setattr("rollcage.sandbox.manager.admission.choose_host", counted)
 
     async def main() -> None:
         admission = Admission(lambda: [host("a", 2), host("b", 2)], LIMITS)

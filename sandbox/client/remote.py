@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from rollcage.sandbox.archive import pack, split_target, unpack
 from rollcage.sandbox.base import Command
-from rollcage.sandbox.connection import Connection
-from rollcage.sandbox.errors import SandboxRestarted, SandboxUnavailable, ServiceUnreachable
-from rollcage.sandbox.types import MIB, Event, ExecResult, Output, SandboxInfo, Snapshot, State
-from rollcage.sandbox.wire import (
+from rollcage.sandbox.client.connection import Connection
+from rollcage.sandbox.client.wire import (
     Json,
     error_from_json,
     event_from_json,
@@ -25,6 +23,8 @@ from rollcage.sandbox.wire import (
     snapshot_from_json,
     text_of,
 )
+from rollcage.sandbox.errors import SandboxRestarted, SandboxUnavailable, ServiceUnreachable
+from rollcage.sandbox.types import MIB, Event, ExecResult, Output, SandboxInfo, Snapshot, State
 
 if TYPE_CHECKING:
     import aiohttp

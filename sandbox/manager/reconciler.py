@@ -11,15 +11,15 @@ import asyncio
 import json
 from collections.abc import Iterable
 
-from rollcage.sandbox.box import LIVE, Box, container_name
 from rollcage.sandbox.drivers.base import LABEL_GENERATION, LABEL_RECORD, LABEL_SANDBOX, Observed
 from rollcage.sandbox.errors import SandboxError
-from rollcage.sandbox.fleet import Fleet
-from rollcage.sandbox.hosts import Host
-from rollcage.sandbox.lives import Lives
-from rollcage.sandbox.snapshots import Snapshots
-from rollcage.sandbox.starts import Starts
-from rollcage.sandbox.store import DELETED, PAUSED, RUNNING, Row
+from rollcage.sandbox.manager.box import LIVE, Box, container_name
+from rollcage.sandbox.manager.fleet import Fleet
+from rollcage.sandbox.manager.hosts import Host
+from rollcage.sandbox.manager.lives import Lives
+from rollcage.sandbox.manager.snapshots import Snapshots
+from rollcage.sandbox.manager.starts import Starts
+from rollcage.sandbox.manager.store import DELETED, PAUSED, RUNNING, Row
 from rollcage.sandbox.types import SandboxInfo, SandboxSpec, State
 
 EVENTS_PAUSE_S = 1.0

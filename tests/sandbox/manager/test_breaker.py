@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from rollcage.sandbox.breaker import HEAVY, Breaker, Circuit, guarded
 from rollcage.sandbox.drivers.base import Container, Driver, HostEvent
 from rollcage.sandbox.drivers.fake import FakeDriver
 from rollcage.sandbox.errors import DaemonUnreachable, HostUnavailable, ImageMissing, SandboxError, StartFailed
+from rollcage.sandbox.manager.breaker import HEAVY, Breaker, Circuit, guarded
 from rollcage.sandbox.types import SandboxSpec
 from rollcage.trainer.clock import run_virtual
 

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 
 from rollcage.sandbox.errors import DeadlineExceeded, SandboxError, SandboxUnavailable
 from rollcage.sandbox.guest.base import Guest
-from rollcage.sandbox.places import Place
-from rollcage.sandbox.store import Row
+from rollcage.sandbox.manager.places import Place
+from rollcage.sandbox.manager.store import Row
 from rollcage.sandbox.types import SandboxInfo, State
 
 LIVE = (State.READY, State.UNHEALTHY, State.STOPPED)

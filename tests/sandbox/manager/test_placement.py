@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from rollcage.sandbox.errors import BadSpec, DiskPressure, HostUnavailable, Overloaded, SandboxError
-from rollcage.sandbox.placement import HostLimits, choose_host
+from rollcage.sandbox.manager.placement import HostLimits, choose_host
 from rollcage.sandbox.types import MIB, HostInfo, SandboxSpec
 
 GIB = 1024 * MIB

@@ -11,9 +11,9 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from rollcage.errors import require
-from rollcage.sandbox.address import ServiceAddress, read_address
+from rollcage.sandbox.client.address import ServiceAddress, read_address
+from rollcage.sandbox.client.wire import Json, error_from_json
 from rollcage.sandbox.errors import BadSpec, DeadlineExceeded, ServiceUnreachable
-from rollcage.sandbox.wire import Json, error_from_json
 
 require("aiohttp", "sandbox")
 import aiohttp  # noqa: E402

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from rollcage.sandbox.box import LIVE, Box, Life
-from rollcage.sandbox.creations import Creations
 from rollcage.sandbox.errors import BadSpec, DeadlineExceeded
-from rollcage.sandbox.fleet import Fleet
-from rollcage.sandbox.lives import Lives
-from rollcage.sandbox.snapshots import Snapshots
-from rollcage.sandbox.store import DELETED
+from rollcage.sandbox.manager.box import LIVE, Box, Life
+from rollcage.sandbox.manager.creations import Creations
+from rollcage.sandbox.manager.fleet import Fleet
+from rollcage.sandbox.manager.lives import Lives
+from rollcage.sandbox.manager.snapshots import Snapshots
+from rollcage.sandbox.manager.store import DELETED
 from rollcage.sandbox.types import Snapshot, State
 
 RETRY_S = 0.5

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import pytest
 
 from rollcage.sandbox.errors import SandboxError, StartFailed
-from rollcage.sandbox.pool import Pool
+from rollcage.sandbox.manager.pool import Pool
 from rollcage.sandbox.types import SandboxSpec
 from rollcage.trainer.clock import run_virtual
 

@@ -7,17 +7,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from rollcage.sandbox.address import ServiceAddress, default_folder, read_address
-from rollcage.sandbox.connection import Connection, follow
-from rollcage.sandbox.errors import SandboxNotFound, ServiceUnreachable
-from rollcage.sandbox.remote import CALL_LIMIT_S, GRACE_S, RemoteSandbox
-from rollcage.sandbox.types import Event, HostInfo, SandboxInfo, SandboxSpec, Snapshot
-from rollcage.sandbox.wire import (
+from rollcage.sandbox.client.address import ServiceAddress, default_folder, read_address
+from rollcage.sandbox.client.connection import Connection, follow
+from rollcage.sandbox.client.remote import CALL_LIMIT_S, GRACE_S, RemoteSandbox
+from rollcage.sandbox.client.wire import (
     event_from_json,
     host_from_json,
     info_from_json,
     snapshot_from_json,
 )
+from rollcage.sandbox.errors import SandboxNotFound, ServiceUnreachable
+from rollcage.sandbox.types import Event, HostInfo, SandboxInfo, SandboxSpec, Snapshot
 
 
 def connect(folder: Path | str | None = None) -> Client:

@@ -8,13 +8,13 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
-from rollcage.sandbox.admission import Admission
-from rollcage.sandbox.box import Box
 from rollcage.sandbox.errors import HostUnavailable, SandboxNotFound
-from rollcage.sandbox.hosts import Host
-from rollcage.sandbox.meter import Meter
-from rollcage.sandbox.placement import HostLimits
-from rollcage.sandbox.store import DELETED, Row, Store
+from rollcage.sandbox.manager.admission import Admission
+from rollcage.sandbox.manager.box import Box
+from rollcage.sandbox.manager.hosts import Host
+from rollcage.sandbox.manager.meter import Meter
+from rollcage.sandbox.manager.placement import HostLimits
+from rollcage.sandbox.manager.store import DELETED, Row, Store
 from rollcage.sandbox.types import SandboxInfo, State
 
 T = TypeVar("T")

@@ -3,7 +3,7 @@
 import random
 from collections import Counter
 
-from rollcage.sandbox.retention import expired_snapshots
+from rollcage.sandbox.manager.retention import expired_snapshots
 from rollcage.sandbox.types import Snapshot
 
 

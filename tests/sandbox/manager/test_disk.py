@@ -6,10 +6,10 @@ from itertools import pairwise
 
 import pytest
 
-from rollcage.sandbox.disk import DiskGate, watch_disk
 from rollcage.sandbox.drivers.base import LABEL_MANAGER, Container
 from rollcage.sandbox.drivers.fake import FakeDriver
 from rollcage.sandbox.errors import DiskPressure, HostUnavailable
+from rollcage.sandbox.manager.disk import DiskGate, watch_disk
 from rollcage.sandbox.types import MIB, SandboxSpec
 from rollcage.trainer.clock import run_virtual
 

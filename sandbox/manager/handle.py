@@ -12,11 +12,11 @@ from typing import TypeVar
 
 from rollcage.sandbox.archive import pack, split_target, unpack
 from rollcage.sandbox.base import Command
-from rollcage.sandbox.box import Box, Life
 from rollcage.sandbox.errors import DeadlineExceeded, GuestLost, SandboxError, SandboxRestarted, SandboxUnavailable
 from rollcage.sandbox.guest.base import GuestSession, OnOutput
-from rollcage.sandbox.reading import read_file
-from rollcage.sandbox.rooms import Rooms
+from rollcage.sandbox.manager.box import Box, Life
+from rollcage.sandbox.manager.reading import read_file
+from rollcage.sandbox.manager.rooms import Rooms
 from rollcage.sandbox.types import MIB, Event, ExecRequest, ExecResult, Output, SandboxInfo, Snapshot, State
 
 T = TypeVar("T")

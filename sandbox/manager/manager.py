@@ -12,24 +12,24 @@ from types import TracebackType
 
 from rollcage.errors import RollcageError, UserError, did_you_mean
 from rollcage.recorder import NullRecorder, Recorder
-from rollcage.sandbox.admission import Admission
-from rollcage.sandbox.box import LIVE, Box
-from rollcage.sandbox.breaker import Breaker, guarded
-from rollcage.sandbox.creations import Creations
-from rollcage.sandbox.disk import watch_disk
 from rollcage.sandbox.drivers.base import Driver
 from rollcage.sandbox.errors import SandboxError, SandboxUnavailable
-from rollcage.sandbox.fleet import Fleet, Settings
-from rollcage.sandbox.handle import SandboxHandle
-from rollcage.sandbox.health import Health
-from rollcage.sandbox.hosts import Host
-from rollcage.sandbox.lives import Lives
-from rollcage.sandbox.meter import Meter
-from rollcage.sandbox.reconciler import Reconciler
-from rollcage.sandbox.rooms import Rooms
-from rollcage.sandbox.snapshots import Snapshots
-from rollcage.sandbox.starts import Starts
-from rollcage.sandbox.store import DELETED, Store
+from rollcage.sandbox.manager.admission import Admission
+from rollcage.sandbox.manager.box import LIVE, Box
+from rollcage.sandbox.manager.breaker import Breaker, guarded
+from rollcage.sandbox.manager.creations import Creations
+from rollcage.sandbox.manager.disk import watch_disk
+from rollcage.sandbox.manager.fleet import Fleet, Settings
+from rollcage.sandbox.manager.handle import SandboxHandle
+from rollcage.sandbox.manager.health import Health
+from rollcage.sandbox.manager.hosts import Host
+from rollcage.sandbox.manager.lives import Lives
+from rollcage.sandbox.manager.meter import Meter
+from rollcage.sandbox.manager.reconciler import Reconciler
+from rollcage.sandbox.manager.rooms import Rooms
+from rollcage.sandbox.manager.snapshots import Snapshots
+from rollcage.sandbox.manager.starts import Starts
+from rollcage.sandbox.manager.store import DELETED, Store
 from rollcage.sandbox.types import Event, HostInfo, SandboxInfo, SandboxSpec, Snapshot, State
 
 MAX_EVENTS = 1000

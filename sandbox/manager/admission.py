@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from rollcage.sandbox.errors import HostUnavailable, Overloaded, SandboxError, SandboxUnavailable
-from rollcage.sandbox.placement import DEFAULT_LIMITS, HostLimits, choose_host, obstacle
-from rollcage.sandbox.places import Ledger, Place
+from rollcage.sandbox.manager.placement import DEFAULT_LIMITS, HostLimits, choose_host, obstacle
+from rollcage.sandbox.manager.places import Ledger, Place
 from rollcage.sandbox.types import HostInfo, SandboxSpec
 
 CLOSED = "The manager is closing: it takes no more creations."

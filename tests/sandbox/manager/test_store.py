@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rollcage.sandbox.store import PAUSED, Row, Store
+from rollcage.sandbox.manager.store import PAUSED, Row, Store
 from rollcage.sandbox.types import Probe, RestartPolicy, SandboxInfo, SandboxSpec, Snapshot, State
 
 

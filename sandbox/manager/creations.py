@@ -7,7 +7,6 @@ import secrets
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 
-from rollcage.sandbox.box import Box
 from rollcage.sandbox.errors import (
     BadSpec,
     DaemonUnreachable,
@@ -16,11 +15,12 @@ from rollcage.sandbox.errors import (
     SandboxUnavailable,
     StartTimeout,
 )
-from rollcage.sandbox.fleet import Fleet
-from rollcage.sandbox.hosts import Host
-from rollcage.sandbox.lives import Lives
-from rollcage.sandbox.pool import Pool
-from rollcage.sandbox.store import DELETED, Row
+from rollcage.sandbox.manager.box import Box
+from rollcage.sandbox.manager.fleet import Fleet
+from rollcage.sandbox.manager.hosts import Host
+from rollcage.sandbox.manager.lives import Lives
+from rollcage.sandbox.manager.pool import Pool
+from rollcage.sandbox.manager.store import DELETED, Row
 from rollcage.sandbox.types import SandboxInfo, SandboxSpec, Snapshot, State
 
 POOL_OWNER = "(warm pool)"
@@ -28,7 +28,7 @@ POOL_DEADLINE_S = 300.0
 
 
 class Creations:
-    """Creates sandboxes; also what the warm pool needs of the manager (`rollcage.sandbox.pool.Keeper`).
+    """Creates sandboxes; also what the warm pool needs of the manager (`rollcage.sandbox.manager.pool.Keeper`).
 
     Args:
         fleet: what the rooms share.
@@ -78,13 +78,13 @@ class Creations:
         return task.result()
 
     async def start(self, spec: SandboxSpec) -> str:
-        """See `rollcage.sandbox.pool.Keeper`."""
+        """See `rollcage.sandbox.manager.pool.Keeper`."""
         box = self._new(spec, "", POOL_OWNER, None, pooled=True)
         await self._started(box, asyncio.get_running_loop().time() + POOL_DEADLINE_S, ())
         return box.info.id
 
     async def check(self, sandbox_id: str) -> bool:
-        """See `rollcage.sandbox.pool.Keeper`."""
+        """See `rollcage.sandbox.manager.pool.Keeper`."""
         box = self._fleet.boxes.get(sandbox_id)
         if box is None or box.info.state is not State.READY:
             return False
@@ -100,7 +100,7 @@ class Creations:
         return box.life is life and box.info.state is State.READY
 
     async def drop(self, sandbox_id: str) -> None:
-        """See `rollcage.sandbox.pool.Keeper`."""
+        """See `rollcage.sandbox.manager.pool.Keeper`."""
         box = self._fleet.boxes.get(sandbox_id)
         if box is not None:
             await self._lives.delete(box, "dropped from the warm pool")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rollcage.sandbox import archive
-from rollcage.sandbox.client import Client, RemoteSandbox
+from rollcage.sandbox.client.client import Client, RemoteSandbox
 from rollcage.sandbox.errors import ServiceUnreachable
 from rollcage.sandbox.types import SandboxInfo, SandboxSpec, State
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from rollcage.sandbox.box import LIVE, Box
 from rollcage.sandbox.errors import GuestLost, SandboxError
-from rollcage.sandbox.fleet import Fleet
-from rollcage.sandbox.lives import Lives
-from rollcage.sandbox.store import RUNNING
+from rollcage.sandbox.manager.box import LIVE, Box
+from rollcage.sandbox.manager.fleet import Fleet
+from rollcage.sandbox.manager.lives import Lives
+from rollcage.sandbox.manager.store import RUNNING
 from rollcage.sandbox.types import ExecRequest, RestartPolicy, State, Vitals
 
 

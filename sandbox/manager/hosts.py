@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from rollcage.sandbox.breaker import Breaker, Circuit
-from rollcage.sandbox.disk import DiskGate
 from rollcage.sandbox.drivers.base import Driver, HostStatus
 from rollcage.sandbox.errors import SandboxError
-from rollcage.sandbox.places import Place
+from rollcage.sandbox.manager.breaker import Breaker, Circuit
+from rollcage.sandbox.manager.disk import DiskGate
+from rollcage.sandbox.manager.places import Place
 from rollcage.sandbox.types import HostInfo
 
 

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from rollcage.sandbox.box import LIVE, Box, Life, container_name
 from rollcage.sandbox.drivers.base import Observed
 from rollcage.sandbox.errors import (
     BadSpec,
@@ -18,10 +17,11 @@ from rollcage.sandbox.errors import (
     SandboxRestarted,
     SandboxUnavailable,
 )
-from rollcage.sandbox.fleet import Fleet
-from rollcage.sandbox.hosts import Host
-from rollcage.sandbox.starts import Starts
-from rollcage.sandbox.store import DELETED, PAUSED, RUNNING
+from rollcage.sandbox.manager.box import LIVE, Box, Life, container_name
+from rollcage.sandbox.manager.fleet import Fleet
+from rollcage.sandbox.manager.hosts import Host
+from rollcage.sandbox.manager.starts import Starts
+from rollcage.sandbox.manager.store import DELETED, PAUSED, RUNNING
 from rollcage.sandbox.types import RestartPolicy, State
 
 HOPELESS = (BadSpec, ImageMissing)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import secrets
 
-from rollcage.sandbox.box import LIVE, Box
 from rollcage.sandbox.drivers.base import LABEL_MANAGER, LABEL_SANDBOX
 from rollcage.sandbox.errors import SandboxError, SandboxNotFound
-from rollcage.sandbox.fleet import Fleet
-from rollcage.sandbox.hosts import Host
-from rollcage.sandbox.retention import expired_snapshots
-from rollcage.sandbox.store import DELETED
+from rollcage.sandbox.manager.box import LIVE, Box
+from rollcage.sandbox.manager.fleet import Fleet
+from rollcage.sandbox.manager.hosts import Host
+from rollcage.sandbox.manager.retention import expired_snapshots
+from rollcage.sandbox.manager.store import DELETED
 from rollcage.sandbox.types import Snapshot
 
 REPOSITORY = "rollcage-snapshot"

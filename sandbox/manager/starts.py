@@ -7,7 +7,6 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from rollcage.sandbox.box import Box, Life
 from rollcage.sandbox.drivers.base import LABEL_GENERATION, LABEL_MANAGER, LABEL_RECORD, LABEL_SANDBOX, Container
 from rollcage.sandbox.errors import (
     DaemonUnreachable,
@@ -18,10 +17,11 @@ from rollcage.sandbox.errors import (
     StartFailed,
     StartTimeout,
 )
-from rollcage.sandbox.fleet import Fleet
 from rollcage.sandbox.guest.base import Guest
-from rollcage.sandbox.hosts import Host
-from rollcage.sandbox.places import Place
+from rollcage.sandbox.manager.box import Box, Life
+from rollcage.sandbox.manager.fleet import Fleet
+from rollcage.sandbox.manager.hosts import Host
+from rollcage.sandbox.manager.places import Place
 from rollcage.sandbox.types import ExecRequest, SandboxSpec
 
 NUM_LOG_LINES = 50

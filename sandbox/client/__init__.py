@@ -1,0 +1,1 @@
+"""The client: the manager's interface, spoken over HTTP."""
