@@ -371,7 +371,7 @@ def test_the_agent_outlives_bad_requests_but_no_bad_frames(tmp_path: Path) -> No
 
     async def main() -> None:
         pipe = await start(tmp_path, *agent_command(sys.executable))
-        await pipe.write(Path(agent.__file__).read_bytes())
+        await pipe.write(PROGRAM)
         assert (await pipe.read(1 << 16)).startswith(agent.MAGIC)
         for number in range(300):
             header = {name: chance.choice(values) for name in chance.sample(fields, chance.randrange(len(fields)))}
