@@ -105,7 +105,15 @@ class BadSpec(SandboxError, UserError):
 
 
 class ServiceUnreachable(SandboxError, UserError):
-    """No sandbox service answers at the address, or it went away during the call."""
+    """No sandbox service answers at the address, or it went away during the call.
+
+    Attributes:
+        may_have_happened: the call may have been carried out; False: it certainly was not.
+    """
+
+    def __init__(self, message: str, *, may_have_happened: bool = False) -> None:
+        super().__init__(message)
+        self.may_have_happened = may_have_happened
 
 
 class Unauthorized(SandboxError, UserError):

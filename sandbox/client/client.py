@@ -37,7 +37,9 @@ class Client:
     """All sandboxes of one service; see `rollcage.sandbox.base.Sandboxes`, whose calls these are.
 
     Besides what they raise there, calls raise ServiceUnreachable, Unauthorized and BadRequest. What may be repeated is
-    tried again where the connection breaks: all that only looks, and creation with a key.
+    tried again for 10 s where the connection breaks, which is longer than a restart of the service takes: all that
+    only looks, and creation with a key. Everything else fails at once, with ServiceUnreachable whose
+    ``may_have_happened`` says whether the call may have been carried out.
 
     Args:
         address: "http://HOST:PORT" or "unix:///PATH".
@@ -58,8 +60,8 @@ class Client:
         await self.close()
 
     async def check(self) -> None:
-        """Return if the service answers and takes the token; raises ServiceUnreachable or Unauthorized."""
-        await self.connection.ask("GET", "snapshots", limit_s=10.0, repeat=True)
+        """Return if the service answers and takes the token; raises ServiceUnreachable or Unauthorized, at once."""
+        await self.connection.ask("GET", "snapshots", limit_s=10.0)
 
     async def create(
         self, spec: SandboxSpec, *, key: str = "", owner: str = "", deadline_s: float = 120.0

@@ -19,7 +19,9 @@ require("aiohttp", "sandbox")
 import aiohttp  # noqa: E402
 from yarl import URL  # noqa: E402
 
-RETRY_DELAYS_S = (0.1, 0.4)
+RETRY_S = 10.0
+"""What may be repeated is tried again for so long: longer than a restart of the service takes."""
+FIRST_PAUSE_S, MAX_PAUSE_S, PAUSE_GROWTH = 0.1, 1.0, 1.6
 
 
 class Connection:
@@ -76,7 +78,7 @@ class Connection:
             at_leisure: the answer is read at the caller's leisure: ``limit_s`` is for each wait for its next piece.
             body: JSON that is sent.
             data: bytes that are sent, streamed.
-            repeat: it may be sent again where nobody knows whether it arrived.
+            repeat: it may be sent again where nobody knows whether it arrived: it is, for `RETRY_S` at most.
 
         Raises:
             SandboxError: the one that the service raised.
@@ -85,7 +87,7 @@ class Connection:
         loop = asyncio.get_running_loop()
         ends_at_s = loop.time() + limit_s
         url = "/v1/" + "/".join(_quoted(part) for part in path) + (f"?{urlencode(query)}" if query else "")
-        delays_s = list(RETRY_DELAYS_S)
+        pauses = _Pauses(ends_at_s)
         while True:
             asked = self._service
             try:
@@ -94,24 +96,34 @@ class Connection:
                     if response.status == 401 and await self._is_elsewhere(asked):
                         if data is None:
                             continue
-                        raise ServiceUnreachable(f"the service at {asked.address} was started anew: try again.")
-                    await _raise_error(response, self.address)
-                    try:
-                        yield response
-                        return
-                    except TimeoutError:  # aiohttp's own is a ClientError too
-                        raise
-                    except (aiohttp.ClientError, ConnectionError) as error:
-                        raise ServiceUnreachable(f"the service at {self.address} went away midway: {error}.") from None
+                        raise ServiceUnreachable(
+                            f"the service at {asked.address} was started anew, and this was not done: try again."
+                        )
+                    if not (repeat and await _is_stopping(response)) or not pauses.are_left():
+                        await _raise_error(response, self.address)
+                        try:
+                            yield response
+                            return
+                        except TimeoutError:  # aiohttp's own is a ClientError too
+                            raise
+                        except (aiohttp.ClientError, ConnectionError) as error:
+                            told = f"the service at {self.address} went away midway: {error}."
+                            raise ServiceUnreachable(told, may_have_happened=True) from None
             except TimeoutError:
                 raise DeadlineExceeded(f"the service at {self.address} did not answer within {limit_s:g} s.") from None
             except (aiohttp.ClientError, ConnectionError) as error:
-                may_repeat = data is None and (repeat or isinstance(error, aiohttp.ClientConnectorError))
-                if not may_repeat or not delays_s:
-                    told = f"no sandbox service answers at {self.address} ({_reason(error)})"
-                    raise ServiceUnreachable(f"{told}: start one with  rollcage sandbox serve.") from None
-                await asyncio.sleep(delays_s.pop(0))
-                await self._is_elsewhere(asked)
+                was_sent = not isinstance(error, aiohttp.ClientConnectorError)
+                is_there = not was_sent and data is None and await self._is_elsewhere(asked)
+                if not is_there and not (repeat and pauses.are_left()):
+                    raise self._unreachable(error, was_sent, method) from None
+            await pauses.take()
+            await self._is_elsewhere(asked)
+
+    def _unreachable(self, error: BaseException, was_sent: bool, method: str) -> ServiceUnreachable:
+        told = f"no sandbox service answers at {self.address} ({_reason(error)})"
+        if was_sent and method != "GET":
+            told = f"{told}, and nobody knows whether the call was carried out"
+        return ServiceUnreachable(f"{told}: start one with  rollcage sandbox serve.", may_have_happened=was_sent)
 
     async def close(self) -> None:
         """Close all connections; idempotent."""
@@ -159,6 +171,27 @@ class Connection:
         return True
 
 
+class _Pauses:
+    """The pauses between tries: they grow, and there are none after `RETRY_S` or the caller's deadline."""
+
+    def __init__(self, ends_at_s: float) -> None:
+        self._ends_at_s, self._pause_s = ends_at_s, FIRST_PAUSE_S
+        self._is_first = True
+
+    def are_left(self) -> bool:
+        """Return whether there is time for one more try; the first question starts the clock."""
+        now_s = asyncio.get_running_loop().time()
+        if self._is_first:
+            self._ends_at_s, self._is_first = min(self._ends_at_s, now_s + RETRY_S), False
+        return now_s < self._ends_at_s
+
+    async def take(self) -> None:
+        """Wait."""
+        left_s = self._ends_at_s - asyncio.get_running_loop().time()
+        await asyncio.sleep(max(0.0, min(self._pause_s, left_s)))
+        self._pause_s = min(self._pause_s * PAUSE_GROWTH, MAX_PAUSE_S)
+
+
 def follow(folder: Path) -> Callable[[], ServiceAddress | None]:
     """Return what finds the service of a folder anew."""
     return lambda: read_address(folder)
@@ -169,6 +202,17 @@ def _timeout(limit_s: float, at_leisure: bool) -> aiohttp.ClientTimeout:
     if at_leisure:
         return aiohttp.ClientTimeout(sock_connect=limit_s, sock_read=limit_s)
     return aiohttp.ClientTimeout(total=limit_s)
+
+
+async def _is_stopping(response: aiohttp.ClientResponse) -> bool:
+    """Whether a service that ends has called the request off."""
+    if response.status < 400:
+        return False
+    try:
+        told: Any = await response.json(content_type=None)
+        return told["error"]["type"] == ServiceUnreachable.__name__
+    except (ValueError, TypeError, KeyError):
+        return False
 
 
 async def _raise_error(response: aiohttp.ClientResponse, address: str) -> None:

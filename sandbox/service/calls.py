@@ -42,7 +42,7 @@ async def while_connected(scope: Scope, receive: Receive, call: Coroutine[Any, A
         if running.done():
             return running.result()
         if stopping.done():
-            raise ServiceUnreachable("the service stopped during the call.")
+            raise ServiceUnreachable("the service stopped during the call.", may_have_happened=True)
         if leaving.done():
             raise ClientDisconnect
         raise DeadlineExceeded(f"the manager did not answer within {limit_s:g} s.")

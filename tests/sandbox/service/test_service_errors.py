@@ -15,6 +15,7 @@ from tests.sandbox.service.raw_http import raw, request
 
 from rollcage.errors import RollcageError, UserError
 from rollcage.sandbox import errors
+from rollcage.sandbox.client import connection
 from rollcage.sandbox.client.address import ServiceAddress
 from rollcage.sandbox.client.client import Client
 from rollcage.sandbox.client.wire import ERRORS, error_from_json, error_to_json
@@ -30,6 +31,7 @@ EXAMPLES: dict[str, Any] = {
     "oom_killed": True,
     "log_tail": "the\nlast é\n",
     "generation": 7,
+    "may_have_happened": True,
 }
 
 
@@ -252,7 +254,9 @@ def test_nonsense_on_the_wire_is_refused_and_hurts_nobody(sent: bytes, tmp_path:
     with_manager(tmp_path, test)
 
 
-def test_a_server_that_is_none_of_ours_is_told(tmp_path: Path) -> None:
+def test_a_server_that_is_none_of_ours_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "RETRY_S", 0.5)
+
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 5\r\nConnection: close\r\n\r\nnginx")

@@ -13,6 +13,7 @@ from tests.sandbox.conformance import TICKER, home_of, still_writes, wait_until
 from tests.sandbox.service.service_process import ServiceProcess, running
 
 from rollcage.sandbox.base import Sandbox
+from rollcage.sandbox.client import connection
 from rollcage.sandbox.client.address import read_address
 from rollcage.sandbox.client.client import Client, connect
 from rollcage.sandbox.errors import SandboxNotFound, ServiceUnreachable
@@ -36,7 +37,8 @@ async def stops(sandbox: Sandbox) -> None:
     await wait_until(has_stopped)
 
 
-def test_sigterm_cancels_what_runs_and_sandboxes_live_on(tmp_path: Path) -> None:
+def test_sigterm_cancels_what_runs_and_sandboxes_live_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "RETRY_S", 0.5)
     service = ServiceProcess(tmp_path, "--grace", "1")
 
     async def use(client: Client) -> None:
