@@ -9,7 +9,7 @@ import shutil
 import stat
 import tarfile
 import threading
-from collections.abc import AsyncIterator, Generator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, Self
 
@@ -31,7 +31,7 @@ def split_target(target: str) -> tuple[str, str]:
     return folder or ("/" if target.startswith("/") else "."), name
 
 
-async def pack(source: Path | bytes, name: str) -> AsyncIterator[bytes]:
+async def pack(source: Path | bytes, name: str) -> AsyncGenerator[bytes, None]:
     """Yield a tar stream of a file, a folder or bytes, called ``name`` in there. Owners are not kept; modes are.
 
     Raises:

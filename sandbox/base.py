@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import Protocol
 
-from rollcage.sandbox.types import MIB, Event, ExecResult, HostInfo, Output, SandboxInfo, SandboxSpec, Snapshot
+from rollcage.sandbox.archive import pack, split_target, unpack
+from rollcage.sandbox.types import (
+    MIB,
+    Event,
+    ExecRequest,
+    ExecResult,
+    HostInfo,
+    Output,
+    SandboxInfo,
+    SandboxSpec,
+    Snapshot,
+)
 
 Command = str | Sequence[str]
 """A string for the shell, or the arguments of a program."""
@@ -31,8 +44,11 @@ class Session(Protocol):
         ...
 
 
-class Sandbox(Protocol):
-    """One sandbox. Every call ends by its deadline; calls made to an earlier life raise `SandboxRestarted`."""
+class Sandbox(ABC):
+    """One sandbox. Every call ends by its deadline; calls made to an earlier life raise `SandboxRestarted`.
+
+    What follows from a few calls is written here, once; the manager's class and the client's fill in the others.
+    """
 
     id: str
 
@@ -55,7 +71,7 @@ class Sandbox(Protocol):
             SandboxRestarted: it was restarted while the command ran.
             DeadlineExceeded: it gave no answer at all, somewhat after ``timeout_s``.
         """
-        ...
+        return await self._exec(_request(command, timeout_s, env, cwd, stdin, max_output_bytes))
 
     def stream(
         self,
@@ -66,16 +82,16 @@ class Sandbox(Protocol):
         cwd: str = "",
         stdin: bytes = b"",
         max_output_bytes: int = MIB,
-    ) -> AsyncIterator[Output | ExecResult]:
+    ) -> AsyncGenerator[Output | ExecResult, None]:
         """As `exec`, but yield the output as it comes; the last item is the result.
 
         A slow reader slows the command down. Leaving the iteration early kills the command.
         """
-        ...
+        return self._stream(_request(command, timeout_s, env, cwd, stdin, max_output_bytes))
 
+    @abstractmethod
     async def session(self, *, env: Mapping[str, str] | None = None, cwd: str = "") -> Session:
         """Start a shell (bash where there is one, else sh)."""
-        ...
 
     async def put(self, source: Path | bytes, target: str, *, timeout_s: float = 600.0) -> None:
         """Copy a file, a folder or bytes to the path ``target``; missing folders are made. Streamed.
@@ -84,7 +100,9 @@ class Sandbox(Protocol):
             UnsafePath: the folder holds a symlink that leads out of it, or a device.
             NoSuchPath: ``target`` cannot be written.
         """
-        ...
+        folder, name = split_target(target)
+        async with aclosing(pack(source, name)) as chunks:
+            await self.put_archive(chunks, folder, timeout_s=timeout_s)
 
     async def get(self, source: str, target: Path, *, timeout_s: float = 600.0) -> None:
         """Copy the file or folder ``source`` to the path ``target``, which must not exist. Streamed.
@@ -93,63 +111,77 @@ class Sandbox(Protocol):
             NoSuchPath: there is no ``source``.
             UnsafePath: a member would land outside of ``target``; nothing is left there then.
         """
-        ...
+        async with aclosing(self.get_archive(source, timeout_s=timeout_s)) as chunks:
+            await unpack(chunks, target)
 
+    @abstractmethod
     async def read(self, source: str, *, max_bytes: int = 16 * MIB) -> bytes:
         """Return a file's bytes; raises NoSuchPath, or UnsafePath where it is larger."""
-        ...
 
+    @abstractmethod
     async def put_archive(self, chunks: AsyncIterator[bytes], folder: str, *, timeout_s: float = 600.0) -> None:
         """Unpack a tar stream into ``folder``, which is made: what `put` does with what it packed. Raises as `put`."""
-        ...
 
-    def get_archive(self, source: str, *, timeout_s: float = 600.0) -> AsyncIterator[bytes]:
+    @abstractmethod
+    def get_archive(self, source: str, *, timeout_s: float = 600.0) -> AsyncGenerator[bytes, None]:
         """Yield a tar stream of ``source``, members named from its last part on: what `get` unpacks.
 
         Raises:
             NoSuchPath: there is no ``source``.
         """
-        ...
 
+    @abstractmethod
     async def snapshot(self) -> Snapshot:
         """Save the file system, such that `restore` and `fork` can come back to it. Memory is not saved."""
-        ...
 
+    @abstractmethod
     async def restore(self, snapshot_id: str = "") -> None:
         """Start a new life from a snapshot (the last one); calls in flight get `SandboxRestarted`."""
-        ...
 
+    @abstractmethod
     async def fork(self, *, key: str = "", snapshot_id: str = "") -> Sandbox:
         """Return a new sandbox that starts from a snapshot (default: one made now)."""
-        ...
 
+    @abstractmethod
     async def renew(self, ttl_s: float | None = None) -> None:
         """Live ``ttl_s`` (default: the specification's) from now on."""
-        ...
 
+    @abstractmethod
     async def pause(self) -> None:
         """Freeze all processes; idempotent. Leases run on."""
-        ...
 
+    @abstractmethod
     async def resume(self) -> None:
         """Go on after `pause`; idempotent."""
-        ...
 
+    @abstractmethod
     async def info(self) -> SandboxInfo:
         """Return what the manager knows of it now."""
-        ...
 
+    @abstractmethod
     async def events(self, *, after: int = 0) -> list[Event]:
         """Return its events with a number above ``after``, oldest first."""
-        ...
 
+    @abstractmethod
     async def logs(self, *, num_lines: int = 100) -> str:
         """Return the last lines that its main process wrote."""
-        ...
 
+    @abstractmethod
     async def delete(self) -> None:
         """End it and remove all of it but its events; idempotent."""
-        ...
+
+    @abstractmethod
+    async def _exec(self, request: ExecRequest) -> ExecResult: ...
+
+    @abstractmethod
+    def _stream(self, request: ExecRequest) -> AsyncGenerator[Output | ExecResult, None]: ...
+
+
+def _request(
+    command: Command, timeout_s: float, env: Mapping[str, str] | None, cwd: str, stdin: bytes, max_output_bytes: int
+) -> ExecRequest:
+    given = command if isinstance(command, str) else tuple(command)
+    return ExecRequest(given, timeout_s, dict(env or {}), cwd, stdin, max_output_bytes)
 
 
 class Sandboxes(Protocol):

@@ -6,7 +6,7 @@ import asyncio
 import concurrent.futures
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -62,7 +62,7 @@ class LoopThread:
                 concurrent.futures.wait([done], timeout=CANCEL_S)
             raise
 
-    def iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
+    def iterate(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
         """Yield the items of an asynchronous generator; leaving early closes it."""
         try:
             while (item := self.call(_next(items))) is not None:
@@ -128,6 +128,6 @@ async def _next(items: AsyncIterator[T]) -> T | None:
     return await anext(items, None)
 
 
-async def _close(items: AsyncIterator[Any]) -> None:
-    async with aclosing(items):  # type: ignore[type-var]  # `stream` is a generator
+async def _close(items: AsyncGenerator[Any, None]) -> None:
+    async with aclosing(items):
         pass

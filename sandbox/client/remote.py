@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import replace
-from pathlib import Path
+from contextlib import asynccontextmanager
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from rollcage.sandbox.archive import pack, split_target, unpack
-from rollcage.sandbox.base import Command
+from rollcage.sandbox.base import Sandbox
 from rollcage.sandbox.client.connection import Connection
 from rollcage.sandbox.client.wire import (
     Json,
@@ -24,7 +22,7 @@ from rollcage.sandbox.client.wire import (
     text_of,
 )
 from rollcage.sandbox.errors import SandboxRestarted, SandboxUnavailable, ServiceUnreachable
-from rollcage.sandbox.types import MIB, Event, ExecResult, Output, SandboxInfo, Snapshot, State
+from rollcage.sandbox.types import MIB, Event, ExecRequest, ExecResult, Output, SandboxInfo, Snapshot, State
 
 if TYPE_CHECKING:
     import aiohttp
@@ -35,7 +33,7 @@ GRACE_S = 60.0
 """So much longer than a call's own deadline is the wait for its answer: longer than the service's."""
 
 
-class RemoteSandbox:
+class RemoteSandbox(Sandbox):
     """One sandbox of a service; see `rollcage.sandbox.base.Sandbox`.
 
     Args:
@@ -47,59 +45,10 @@ class RemoteSandbox:
         self.id, self._connection, self._info = info.id, connection, info
         self._generation = info.generation
 
-    async def exec(
-        self,
-        command: Command,
-        *,
-        timeout_s: float = 60.0,
-        env: Mapping[str, str] | None = None,
-        cwd: str = "",
-        stdin: bytes = b"",
-        max_output_bytes: int = MIB,
-    ) -> ExecResult:
-        """See `Sandbox`."""
-        body = _command(command, timeout_s, env, cwd, stdin, max_output_bytes)
-        return result_from_json(await self._post("exec", body=body, limit_s=timeout_s + GRACE_S))
-
-    async def stream(
-        self,
-        command: Command,
-        *,
-        timeout_s: float = 60.0,
-        env: Mapping[str, str] | None = None,
-        cwd: str = "",
-        stdin: bytes = b"",
-        max_output_bytes: int = MIB,
-    ) -> AsyncIterator[Output | ExecResult]:
-        """See `Sandbox`."""
-        body = _command(command, timeout_s, env, cwd, stdin, max_output_bytes)
-        async with self._open("POST", "stream", body=body, limit_s=timeout_s + GRACE_S, at_leisure=True) as response:
-            rest = bytearray()
-            async for piece in response.content.iter_any():
-                rest += piece
-                while b"\n" in rest:
-                    line, _, rest = rest.partition(b"\n")
-                    item = _item(line)
-                    yield item
-                    if isinstance(item, ExecResult):
-                        return
-            raise ServiceUnreachable(f"the service at {self._connection.address} broke the stream off.")
-
     async def session(self, *, env: Mapping[str, str] | None = None, cwd: str = "") -> RemoteSession:
         """See `Sandbox`."""
         told = await self._post("sessions", body={"env": dict(env or {}), "cwd": cwd})
         return RemoteSession(self, told["session_id"])
-
-    async def put(self, source: Path | bytes, target: str, *, timeout_s: float = 600.0) -> None:
-        """See `Sandbox`."""
-        folder, name = split_target(target)
-        async with aclosing(pack(source, name)) as chunks:  # type: ignore[type-var]  # it is a generator
-            await self.put_archive(chunks, folder, timeout_s=timeout_s)
-
-    async def get(self, source: str, target: Path, *, timeout_s: float = 600.0) -> None:
-        """See `Sandbox`."""
-        async with aclosing(self.get_archive(source, timeout_s=timeout_s)) as chunks:
-            await unpack(chunks, target)
 
     async def put_archive(self, chunks: AsyncIterator[bytes], folder: str, *, timeout_s: float = 600.0) -> None:
         """See `Sandbox`."""
@@ -201,6 +150,24 @@ class RemoteSandbox:
             if error.state != State.DELETED:
                 raise
 
+    async def _exec(self, request: ExecRequest) -> ExecResult:
+        return result_from_json(await self._post("exec", body=_body(request), limit_s=request.timeout_s + GRACE_S))
+
+    async def _stream(self, request: ExecRequest) -> AsyncGenerator[Output | ExecResult, None]:
+        async with self._open(
+            "POST", "stream", body=_body(request), limit_s=request.timeout_s + GRACE_S, at_leisure=True
+        ) as response:
+            rest = bytearray()
+            async for piece in response.content.iter_any():
+                rest += piece
+                while b"\n" in rest:
+                    line, _, rest = rest.partition(b"\n")
+                    item = _item(line)
+                    yield item
+                    if isinstance(item, ExecResult):
+                        return
+            raise ServiceUnreachable(f"the service at {self._connection.address} broke the stream off.")
+
     async def _look(self, *path: str, query: Mapping[str, Any] | None = None) -> Any:
         async with self._open("GET", *path, query=query, limit_s=CALL_LIMIT_S, repeat=True) as response:
             return await response.json()
@@ -241,17 +208,8 @@ class RemoteSession:
             await response.read()
 
 
-def _command(
-    command: Command, timeout_s: float, env: Mapping[str, str] | None, cwd: str, stdin: bytes, max_output_bytes: int
-) -> Json:
-    return {
-        "command": command if isinstance(command, str) else list(command),
-        "timeout_s": timeout_s,
-        "env": dict(env or {}),
-        "cwd": cwd,
-        "stdin": text_of(stdin),
-        "max_output_bytes": max_output_bytes,
-    }
+def _body(request: ExecRequest) -> Json:
+    return {**asdict(request), "stdin": text_of(request.stdin)}
 
 
 def _item(line: bytes | bytearray) -> Output | ExecResult:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import posixpath
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import TypeVar
 
-from rollcage.sandbox.archive import pack, split_target, unpack
-from rollcage.sandbox.base import Command
+from rollcage.sandbox.base import Sandbox
 from rollcage.sandbox.errors import DeadlineExceeded, GuestLost, SandboxError, SandboxRestarted, SandboxUnavailable
 from rollcage.sandbox.guest.base import GuestSession, OnOutput
 from rollcage.sandbox.manager.box import Box, Life
@@ -25,7 +23,7 @@ SESSION_TIMEOUT_S = 30.0
 EXAMINE_TIMEOUT_S = 30.0
 
 
-class SandboxHandle:
+class SandboxHandle(Sandbox):
     """One sandbox; see `rollcage.sandbox.base.Sandbox`.
 
     Args:
@@ -46,78 +44,24 @@ class SandboxHandle:
             raise SandboxUnavailable(f"the manager of sandbox {self.id} has been closed", state=self._box.info.state)
         return self._all_rooms
 
-    async def exec(
-        self,
-        command: Command,
-        *,
-        timeout_s: float = 60.0,
-        env: Mapping[str, str] | None = None,
-        cwd: str = "",
-        stdin: bytes = b"",
-        max_output_bytes: int = MIB,
-    ) -> ExecResult:
-        """See `rollcage.sandbox.base.Sandbox`."""
-        request = _request(command, timeout_s, env, cwd, stdin, max_output_bytes)
-        begin_s = asyncio.get_running_loop().time()
-        async with self._call(timeout_s) as (life, _):
-            result = await life.guest.exec(request)
-        return self._executed(result, life, begin_s)
-
-    async def stream(
-        self,
-        command: Command,
-        *,
-        timeout_s: float = 60.0,
-        env: Mapping[str, str] | None = None,
-        cwd: str = "",
-        stdin: bytes = b"",
-        max_output_bytes: int = MIB,
-    ) -> AsyncIterator[Output | ExecResult]:
-        """See `rollcage.sandbox.base.Sandbox`."""
-        request = _request(command, timeout_s, env, cwd, stdin, max_output_bytes)
-        pieces: asyncio.Queue[Output | ExecResult | Exception] = asyncio.Queue(1)
-        running = asyncio.create_task(self._pump(request, pieces))
-        try:
-            while True:
-                piece = await pieces.get()
-                if isinstance(piece, Exception):
-                    raise piece
-                yield piece
-                if isinstance(piece, ExecResult):
-                    return
-        finally:
-            running.cancel()
-            await asyncio.wait([running])
-
     async def session(self, *, env: Mapping[str, str] | None = None, cwd: str = "") -> SessionHandle:
-        """See `rollcage.sandbox.base.Sandbox`."""
+        """See `Sandbox`."""
         async with self._call(SESSION_TIMEOUT_S) as (life, _):
             shell = await life.guest.open_session(env=dict(env or {}), cwd=cwd)
         return SessionHandle(self, life, shell)
 
-    async def put(self, source: Path | bytes, target: str, *, timeout_s: float = 600.0) -> None:
-        """See `rollcage.sandbox.base.Sandbox`."""
-        folder, name = split_target(target)
-        async with aclosing(pack(source, name)) as chunks:  # type: ignore[type-var]  # it is a generator
-            await self.put_archive(chunks, folder, timeout_s=timeout_s)
-
-    async def get(self, source: str, target: Path, *, timeout_s: float = 600.0) -> None:
-        """See `rollcage.sandbox.base.Sandbox`."""
-        async with aclosing(self.get_archive(source, timeout_s=timeout_s)) as chunks:  # type: ignore[type-var]
-            await unpack(chunks, target)
-
     async def read(self, source: str, *, max_bytes: int = 16 * MIB) -> bytes:
-        """See `rollcage.sandbox.base.Sandbox`."""
-        async with aclosing(self.get_archive(source)) as chunks:  # type: ignore[type-var]
+        """See `Sandbox`."""
+        async with aclosing(self.get_archive(source)) as chunks:
             return await read_file(chunks, source, max_bytes)
 
     async def put_archive(self, chunks: AsyncIterator[bytes], folder: str, *, timeout_s: float = 600.0) -> None:
-        """See `rollcage.sandbox.base.Sandbox`."""
+        """See `Sandbox`."""
         async with self._call(timeout_s) as (life, _):
             await life.guest.put(chunks, posixpath.normpath(folder), timeout_s=timeout_s)
 
-    async def get_archive(self, source: str, *, timeout_s: float = 600.0) -> AsyncIterator[bytes]:
-        """See `rollcage.sandbox.base.Sandbox`."""
+    async def get_archive(self, source: str, *, timeout_s: float = 600.0) -> AsyncGenerator[bytes, None]:
+        """See `Sandbox`."""
         pieces: AsyncIterator[bytes] | None = None
         deadline = asyncio.get_running_loop().time() + timeout_s
         try:
@@ -136,13 +80,13 @@ class SandboxHandle:
                 await pieces.aclose()
 
     async def snapshot(self) -> Snapshot:
-        """See `rollcage.sandbox.base.Sandbox`."""
+        """See `Sandbox`."""
         self._fence()
         async with self._in_time():
             return await self._rooms.snapshots.take(self._box)
 
     async def restore(self, snapshot_id: str = "") -> None:
-        """See `rollcage.sandbox.base.Sandbox`."""
+        """See `Sandbox`."""
         self._fence()
         snapshot = self._rooms.snapshots.find(self._box, snapshot_id)
         try:
@@ -152,46 +96,76 @@ class SandboxHandle:
             self.generation = self._box.info.generation  # its holder asked for it: no news
 
     async def fork(self, *, key: str = "", snapshot_id: str = "") -> SandboxHandle:
-        """See `rollcage.sandbox.base.Sandbox`."""
+        """See `Sandbox`."""
         self._fence()
         snapshot = self._rooms.snapshots.find(self._box, snapshot_id) if snapshot_id else await self.snapshot()
         box = await self._rooms.fork(self._box, snapshot, key)
         return SandboxHandle(self._rooms, box, box.info.generation)
 
     async def renew(self, ttl_s: float | None = None) -> None:
-        """See `rollcage.sandbox.base.Sandbox`."""
+        """See `Sandbox`."""
         self._rooms.renew(self._box, ttl_s)
 
     async def pause(self) -> None:
-        """See `rollcage.sandbox.base.Sandbox`."""
+        """See `Sandbox`."""
         async with self._in_time():
             await self._rooms.lives.pause(self._box, True)
 
     async def resume(self) -> None:
-        """See `rollcage.sandbox.base.Sandbox`."""
+        """See `Sandbox`."""
         async with self._in_time():
             await self._rooms.lives.pause(self._box, False)
 
     async def info(self) -> SandboxInfo:
-        """See `rollcage.sandbox.base.Sandbox`."""
+        """See `Sandbox`."""
         return self._box.info
 
     async def events(self, *, after: int = 0) -> list[Event]:
-        """See `rollcage.sandbox.base.Sandbox`."""
+        """See `Sandbox`."""
         return self._rooms.fleet.store.events(sandbox_id=self.id, after=after)
 
     async def logs(self, *, num_lines: int = 100) -> str:
-        """See `rollcage.sandbox.base.Sandbox`."""
+        """See `Sandbox`."""
         box = self._box
         if box.info.host and box.info.state not in (State.FAILED, State.DELETED):
             return await self._rooms.fleet.host(box).driver.logs(box.name, num_lines=num_lines)
         return "\n".join(box.row.log_tail.splitlines()[-num_lines:])
 
     async def delete(self) -> None:
-        """See `rollcage.sandbox.base.Sandbox`."""
+        """See `Sandbox`."""
         async with self._in_time():
             await self._rooms.lives.delete(self._box, "deleted by its user")
             await self._rooms.snapshots.prune()
+
+    async def _exec(self, request: ExecRequest) -> ExecResult:
+        begin_s = asyncio.get_running_loop().time()
+        async with self._call(request.timeout_s) as (life, _):
+            result = await life.guest.exec(request)
+        return self._executed(result, life, begin_s)
+
+    async def _stream(self, request: ExecRequest) -> AsyncGenerator[Output | ExecResult, None]:
+        pieces: asyncio.Queue[Output | ExecResult | Exception] = asyncio.Queue(1)
+        running = asyncio.create_task(self._pump(request, pieces))
+        try:
+            while True:
+                piece = await pieces.get()
+                if isinstance(piece, Exception):
+                    raise piece
+                yield piece
+                if isinstance(piece, ExecResult):
+                    return
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+
+    async def _pump(self, request: ExecRequest, pieces: asyncio.Queue[Output | ExecResult | Exception]) -> None:
+        begin_s = asyncio.get_running_loop().time()
+        try:
+            async with self._call(request.timeout_s) as (life, scope):
+                result = await life.guest.exec(request, _while_read(pieces.put, scope, life))
+            await pieces.put(self._executed(result, life, begin_s))
+        except SandboxError as error:
+            await pieces.put(error)
 
     @asynccontextmanager
     async def _call(self, timeout_s: float, bound: Life | None = None) -> AsyncIterator[tuple[Life, asyncio.Timeout]]:
@@ -240,15 +214,6 @@ class SandboxHandle:
         self._rooms.fleet.meter.executed(result, asyncio.get_running_loop().time() - begin_s)
         return replace(result, generation=life.generation)
 
-    async def _pump(self, request: ExecRequest, pieces: asyncio.Queue[Output | ExecResult | Exception]) -> None:
-        begin_s = asyncio.get_running_loop().time()
-        try:
-            async with self._call(request.timeout_s) as (life, scope):
-                result = await life.guest.exec(request, _while_read(pieces.put, scope, life))
-            await pieces.put(self._executed(result, life, begin_s))
-        except SandboxError as error:
-            await pieces.put(error)
-
 
 class SessionHandle:
     """A shell in one life of a sandbox; see `rollcage.sandbox.base.Session`."""
@@ -257,26 +222,19 @@ class SessionHandle:
         self._sandbox, self._life, self._shell = sandbox, life, shell
 
     async def run(self, command: str, *, timeout_s: float = 60.0, max_output_bytes: int = MIB) -> ExecResult:
-        """See `rollcage.sandbox.base.Session`."""
+        """See `Session`."""
         begin_s = asyncio.get_running_loop().time()
         async with self._sandbox._call(timeout_s, self._life):
             result = await self._shell.run(command, timeout_s=timeout_s, max_output_bytes=max_output_bytes)
         return self._sandbox._executed(result, self._life, begin_s)
 
     async def close(self) -> None:
-        """See `rollcage.sandbox.base.Session`."""
+        """See `Session`."""
         if self._life.error is None:
             try:
                 await self._shell.close()
             except GuestLost:
                 pass  # it went with its connection
-
-
-def _request(
-    command: Command, timeout_s: float, env: Mapping[str, str] | None, cwd: str, stdin: bytes, max_output_bytes: int
-) -> ExecRequest:
-    given = command if isinstance(command, str) else tuple(command)
-    return ExecRequest(given, timeout_s, dict(env or {}), cwd, stdin, max_output_bytes)
 
 
 def _while_read(put: Callable[[Output], Awaitable[None]], scope: asyncio.Timeout, life: Life) -> OnOutput:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import signal
 import subprocess
@@ -16,8 +17,9 @@ from pathlib import Path
 import pytest
 
 from rollcage.errors import RollcageError
+from rollcage.sandbox.base import Sandbox, Sandboxes, Session
 from rollcage.sandbox.errors import ImageMissing, SandboxError, SandboxUnavailable
-from rollcage.sandbox.sync import SyncSandboxes
+from rollcage.sandbox.sync import SyncSandbox, SyncSandboxes, SyncSession
 from rollcage.sandbox.types import ExecResult, Output, SandboxSpec, State
 
 SPEC = SandboxSpec()
@@ -65,6 +67,19 @@ def test_every_call_returns_when_it_is_done(sandboxes: SyncSandboxes, tmp_path: 
     box.delete()
     with pytest.raises(SandboxUnavailable):
         box.exec("true")
+
+
+@pytest.mark.parametrize(
+    ("ours", "asynchronous"), [(SyncSandboxes, Sandboxes), (SyncSandbox, Sandbox), (SyncSession, Session)]
+)
+def test_it_has_every_call_with_the_same_arguments_and_is_documented(ours: type, asynchronous: type) -> None:
+    calls = {name: call for name, call in vars(asynchronous).items() if inspect.isfunction(call) and name[0] != "_"}
+    archives = {"put_archive", "get_archive"}  # asynchronous streams go in and out of these
+    assert {name for name in calls if not hasattr(ours, name)} == archives & calls.keys()
+    for name in calls.keys() - archives:
+        call = getattr(ours, name)
+        assert inspect.signature(call).parameters == inspect.signature(calls[name]).parameters
+        assert call.__doc__
 
 
 def test_errors_are_the_managers(sandboxes: SyncSandboxes) -> None:
