@@ -12,6 +12,7 @@ from rollcage.sandbox.manager.placement import DEFAULT_LIMITS, HostLimits, choos
 from rollcage.sandbox.manager.places import Ledger, Place
 from rollcage.sandbox.types import HostInfo, SandboxSpec
 
+TURN = "Its turn has not come: others that wait are before it."
 CLOSED = "The manager is closing: it takes no more creations."
 
 
@@ -45,8 +46,8 @@ class Admission:
         *,
         deadline: float,
         owner: str = "",
-        prefer: Collection[str] = (),
         only: Collection[str] = (),
+        on_wait: Callable[[str], None] = lambda why: None,
     ) -> Place:
         """Wait for this creation's turn and for room, and return the place; `Place.release` it whatever happens.
 
@@ -56,8 +57,8 @@ class Admission:
             spec: what needs a place.
             deadline: in the event loop's time.
             owner: whose turn it is.
-            prefer: hosts that hold its image.
             only: hosts that alone may take it (a snapshot's, which lies nowhere else); empty: all.
+            on_wait: told once why it has to wait, where it has to.
 
         Raises:
             BadSpec: it can never fit. At once.
@@ -66,11 +67,12 @@ class Admission:
             HostUnavailable: by the deadline no host was open; or the queue was closed.
         """
         self._check_open()
-        waiter = _Waiter(spec, prefer, only, asyncio.get_running_loop().create_future())
+        waiter = _Waiter(spec, only, asyncio.get_running_loop().create_future())
+        why = TURN
         try:  # what can never be should not have to wait for its turn to hear so
             self._choose(waiter, self._reserved_hosts())
-        except (Overloaded, HostUnavailable):
-            pass
+        except (Overloaded, HostUnavailable) as reason:
+            why = str(reason)
         if owner not in self._queues:
             self._queues[owner] = deque()
             self._turns.append(owner)
@@ -78,6 +80,8 @@ class Admission:
         is_taken = False
         try:
             self.wake()
+            if not waiter.place.done():
+                on_wait(why)
             async with asyncio.timeout_at(deadline):
                 place = await waiter.place
             is_taken = True
@@ -194,14 +198,14 @@ class Admission:
     def _choose(self, waiter: _Waiter, hosts: Mapping[str, HostInfo], kept: Collection[str] = ()) -> str:
         starting = {host: self._ledger.num_starts(host) for host in hosts}
         allowed = waiter.allowed(hosts)
-        return choose_host(waiter.spec, allowed, self._limits, num_starting=starting, prefer=waiter.prefer, kept=kept)
+        return choose_host(waiter.spec, allowed, self._limits, num_starting=starting, kept=kept)
 
     def _why_not(self, waiter: _Waiter) -> SandboxError:
         try:
             self._choose(waiter, self._reserved_hosts())
         except SandboxError as reason:
             return reason
-        return Overloaded("Its turn did not come: others that wait were before it.")
+        return Overloaded(TURN)
 
     def _able(self, waiter: _Waiter, hosts: Mapping[str, HostInfo]) -> set[str]:
         return {
@@ -242,7 +246,6 @@ class _Waiter:
     """One creation in the queue."""
 
     spec: SandboxSpec
-    prefer: Collection[str]
     only: Collection[str]
     place: asyncio.Future[Place]
     num_passes: int = 0

@@ -6,6 +6,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
+from functools import partial
 
 from rollcage.sandbox.errors import (
     BadSpec,
@@ -144,7 +145,8 @@ class Creations:
         now, image = self._fleet.clock(), "" if origin is None else origin.image
         info = SandboxInfo(secrets.token_hex(6), key, owner, spec, "", State.PENDING, 1, now)
         row = Row(info, image=image, origin=image, pooled=pooled)
-        return self._fleet.add(row, "created", {"key": key, "owner": owner, "pooled": pooled, "image": image})
+        told = {"key": key, "owner": owner, "pooled": pooled, "image": image or spec.image}
+        return self._fleet.add(row, "created", told)
 
     async def _started(self, box: Box, deadline: float, only: Collection[str]) -> None:
         """Start it in a task of its own, which `Lives.delete` can cancel."""
@@ -173,7 +175,11 @@ class Creations:
         while True:
             begin_s = asyncio.get_running_loop().time()
             place = await self._fleet.admission.admit(
-                box.info.spec, deadline=deadline, owner=box.info.owner, only=candidates
+                box.info.spec,
+                deadline=deadline,
+                owner=box.info.owner,
+                only=candidates,
+                on_wait=partial(self._wait, box),
             )
             host, box.place = self._fleet.hosts[place.host], place
             self._fleet.meter.created("queue", asyncio.get_running_loop().time() - begin_s)
@@ -181,7 +187,8 @@ class Creations:
                 async with _within(deadline, box), box.lock:
                     if box.row.desired == DELETED:
                         raise SandboxUnavailable(f"sandbox {box.info.id} was deleted", state=State.DELETED)
-                    self._fleet.move(box, "starting", {"host": host.name}, host=host.name, state=State.STARTING)
+                    begun = {"host": host.name, "state": State.STARTING, "message": ""}
+                    self._fleet.move(box, "starting", {"host": host.name}, **begun)
                     return await self._lives.begin(box, host, "ready")
             except (HostUnavailable, DaemonUnreachable):
                 candidates.remove(host.name)
@@ -191,6 +198,9 @@ class Creations:
                 place.started()
                 if box.info.state is not State.READY:
                     self._leave(box, host)
+
+    def _wait(self, box: Box, why: str) -> None:
+        self._fleet.move(box, "queued", {"why": why}, message=f"waits for room: {why}")
 
     async def _raise_if_all_down(self) -> None:
         """Say at once that no daemon answers, in place of waiting for one until the deadline."""
@@ -214,7 +224,8 @@ class Creations:
         if box.row.pooled:
             self._fleet.move(box, "deleted", {"reason": message}, state=State.DELETED, desired=DELETED, message=message)
             return
-        expires_at = self._fleet.clock() + (box.info.spec.ttl_s or self._fleet.settings.failed_ttl_s)
+        ttl_s = self._fleet.settings.failed_ttl_s
+        expires_at = self._fleet.clock() + min(box.info.spec.ttl_s or ttl_s, ttl_s)
         told = {"message": message, "log_tail": log_tail[-1000:]}
         outcome = {"message": message, "log_tail": log_tail, "expires_at": expires_at}
         self._fleet.move(box, "failed", told, state=State.FAILED, **outcome)

@@ -43,7 +43,8 @@ class Settings:
         max_backoff_s: longest pause.
         num_create_tries: a creation whose answer is lost is asked for again, under the same name.
         max_snapshots_per_sandbox, max_snapshots: more are removed, the oldest first.
-        failed_ttl_s: a sandbox without lease that has failed is forgotten after so long.
+        failed_ttl_s: a creation that failed stays listed for so long (or for the lease that it would have had, where
+            that is shorter), for its reason to be read; so does a sandbox without lease that died.
         num_hands: parallel removals, commits and reconnections per host.
         open_s: longest wait for the hosts' first answers when the manager opens.
         close_s: longest wait for what is under way when the manager closes.

@@ -20,7 +20,7 @@ from rollcage.sandbox.errors import (
 from rollcage.sandbox.manager.box import LIVE, Box, Life, container_name
 from rollcage.sandbox.manager.fleet import Fleet
 from rollcage.sandbox.manager.hosts import Host
-from rollcage.sandbox.manager.starts import Starts
+from rollcage.sandbox.manager.starts import KILLED, Starts
 from rollcage.sandbox.manager.store import DELETED, PAUSED, RUNNING
 from rollcage.sandbox.types import RestartPolicy, State
 
@@ -78,6 +78,18 @@ class Lives:
             box.lost.append(life)
             self._fleet.spawn(life.guest.close(), f"clean {box.name}")
         return self.suspect(box)
+
+    def told_of_oom(self, box: Box, container: str) -> None:
+        """The host says that the kernel killed something in a life for memory; perhaps only after the life's end."""
+        info = box.info
+        if container != box.name:
+            self._fleet.store.tell(info.id, "oom", {"container": container, "late": True})
+        elif info.state in LIVE:
+            self.suspect(box)
+        elif info.state is State.FAILED and info.exit_code == KILLED and not info.oom_killed:
+            self._fleet.meter.oom_killed()
+            message = f"{info.message} (killed for memory)"
+            self._fleet.move(box, "oom", {"container": container, "late": True}, oom_killed=True, message=message)
 
     async def condemn(self, box: Box, generation: int, why: str, reason: str) -> None:
         """End a life for ``reason`` (one line), and go on by the restart policy; ``why``: "unhealthy" or "disk"."""
@@ -147,7 +159,7 @@ class Lives:
                 pause_s *= 2
 
     async def _look_at(self, box: Box, host: Host) -> None:
-        seen, wished = await host.driver.inspect(box.name), box.row.desired == PAUSED
+        seen, wished = await self._starts.inspect(host, box.name), box.row.desired == PAUSED
         if seen is None or seen.status not in ("running", "paused"):
             return await self._died(box, host, seen, "died", "")
         if (seen.status == "paused") != wished or (box.info.state is State.STOPPED) != wished:
@@ -211,7 +223,8 @@ class Lives:
         generation = box.info.generation + 1
         num_restarts = box.info.num_restarts + (why != "restore")
         changes |= {"generation": generation, "num_restarts": num_restarts, "image": image, "message": message}
-        self._fleet.move(box, "recovering", {"why": why, "image": image}, state=State.RECOVERING, **changes)
+        told = {"why": why, "image": image or box.info.spec.image}
+        self._fleet.move(box, "recovering", told, state=State.RECOVERING, **changes)
         self._fleet.meter.restarted(why)
         text = f"sandbox {box.info.id} was replaced by its life {generation}: {message}"
         self._end_life(box, lambda: SandboxRestarted(text, generation=generation))

@@ -16,8 +16,10 @@ class HostLimits:
     Attributes:
         max_sandboxes: on the host at once.
         max_starts: sandboxes that are being started on the host at once.
-        cpu_overcommit: CPU shares may add up to so many times the host's cores: agents wait for their model most of
-            the time, and a share is no more than a weight and a cap. 1 promises no core twice.
+        cpu_overcommit: CPU shares may add up to so many times the host's cores. A share is a cap, not a need: agents
+            wait for their model most of the time, so by default memory and ``max_sandboxes`` decide how many fit (128
+            sandboxes of one CPU on two cores). Commands that all compute at once then share the cores evenly; for
+            such work, and where timings count, set it near 1, which promises no core twice.
         memory_share: of the host's memory that may be promised; the rest is for the host itself. Memory is never
             promised twice.
         load_weight: from 0 to 1, how much the measured load counts against the reservations where hosts are compared.
@@ -25,7 +27,7 @@ class HostLimits:
 
     max_sandboxes: int = 128
     max_starts: int = 8
-    cpu_overcommit: float = 8.0
+    cpu_overcommit: float = 64.0
     memory_share: float = 0.9
     load_weight: float = 0.5
 
@@ -50,6 +52,10 @@ class HostLimits:
 
 
 DEFAULT_LIMITS = HostLimits()
+HOW_TO_GET_ROOM = (
+    " Delete sandboxes, ask for less in their specifications, or let hosts promise more: "
+    "Settings(limits=HostLimits(...)) of the manager."
+)
 
 
 def choose_host(
@@ -58,10 +64,9 @@ def choose_host(
     limits: HostLimits = DEFAULT_LIMITS,
     *,
     num_starting: Mapping[str, int] | None = None,
-    prefer: Collection[str] = (),
     kept: Collection[str] = (),
 ) -> str:
-    """Return the name of the host that takes ``spec``: one that holds its image, then the least loaded.
+    """Return the name of the host that takes ``spec``: the least loaded.
 
     The least loaded is the one with the smallest blend of reserved share (of the scarcest of CPU, memory and places,
     this sandbox counted) and measured CPU load; ties go to the fewer sandboxes, then to the smaller name.
@@ -71,7 +76,6 @@ def choose_host(
         hosts: all that may take it, with what is reserved on each.
         limits: what each of them may promise.
         num_starting: by host, sandboxes that are being started there.
-        prefer: names of the hosts that hold its image.
         kept: names of the hosts that are kept for others, who have waited longer.
 
     Raises:
@@ -104,11 +108,8 @@ def choose_host(
     }
     free = [host for host in ready if not short[host.name]]
     if not free:
-        raise Overloaded("No host has room: " + _listed(short))
-    best = min(
-        free, key=lambda host: (host.name not in prefer, _load(spec, host, limits), host.num_sandboxes, host.name)
-    )
-    return best.name
+        raise Overloaded("No host has room: " + _listed(short) + HOW_TO_GET_ROOM)
+    return min(free, key=lambda host: (_load(spec, host, limits), host.num_sandboxes, host.name)).name
 
 
 def obstacle(spec: SandboxSpec, host: HostInfo, limits: HostLimits) -> str:
@@ -127,13 +128,17 @@ def obstacle(spec: SandboxSpec, host: HostInfo, limits: HostLimits) -> str:
 def _shortage(spec: SandboxSpec, host: HostInfo, limits: HostLimits, num_starting: int) -> str:
     cpus = host.num_cpus * limits.cpu_overcommit
     if host.num_sandboxes >= limits.max_sandboxes:
-        return f"{host.num_sandboxes} sandboxes of {limits.max_sandboxes}"
+        return f"{host.num_sandboxes} sandboxes of {limits.max_sandboxes} (max_sandboxes)"
     if host.reserved_memory_bytes + spec.memory_bytes > _memory(host, limits):
-        return f"{_mib(host.reserved_memory_bytes)} of {_mib(_memory(host, limits))} of memory are promised"
+        memory = f"{_mib(host.reserved_memory_bytes)} of {_mib(_memory(host, limits))} of memory"
+        return f"{memory} are promised (memory_share {limits.memory_share:g}), it asks for {_mib(spec.memory_bytes)}"
     if host.reserved_cpus + spec.cpus > cpus + 1e-9:
-        return f"{host.reserved_cpus:g} of {cpus:g} CPUs are promised"
+        promised = f"{host.reserved_cpus:g} of {cpus:g} CPUs are promised"
+        return (
+            f"{promised} ({host.num_cpus} cores, cpu_overcommit {limits.cpu_overcommit:g}), it asks for {spec.cpus:g}"
+        )
     if num_starting >= limits.max_starts:
-        return f"{num_starting} sandboxes are being started"
+        return f"{num_starting} sandboxes are being started (max_starts)"
     return ""
 
 

@@ -11,7 +11,7 @@ import asyncio
 import json
 from collections.abc import Iterable
 
-from rollcage.sandbox.drivers.base import LABEL_GENERATION, LABEL_RECORD, LABEL_SANDBOX, Observed
+from rollcage.sandbox.drivers.base import LABEL_GENERATION, LABEL_RECORD, LABEL_SANDBOX, HostEvent, Observed
 from rollcage.sandbox.errors import SandboxError
 from rollcage.sandbox.manager.box import LIVE, Box, container_name
 from rollcage.sandbox.manager.fleet import Fleet
@@ -37,6 +37,7 @@ class Reconciler:
     def __init__(self, fleet: Fleet, lives: Lives, starts: Starts, snapshots: Snapshots) -> None:
         self._fleet, self._lives, self._starts, self._snapshots = fleet, lives, starts, snapshots
         self._removals: dict[tuple[str, str], asyncio.Task[str]] = {}
+        self._look_soon = {name: asyncio.Event() for name in fleet.hosts}
 
     def begin(self) -> None:
         """Watch from now on."""
@@ -134,11 +135,16 @@ class Reconciler:
 
     async def _look_for_ever(self, host: Host) -> None:
         while True:
+            self._look_soon[host.name].clear()
             try:
                 await self.look(host)
             except SandboxError:
                 pass  # it does not answer: the next look may find it back
-            await asyncio.sleep(self._fleet.settings.reconcile_s * self._fleet.rng.uniform(0.9, 1.1))
+            try:
+                async with asyncio.timeout(self._fleet.settings.reconcile_s * self._fleet.rng.uniform(0.9, 1.1)):
+                    await self._look_soon[host.name].wait()
+            except TimeoutError:
+                pass
 
     async def _look_at_images_for_ever(self, host: Host) -> None:
         while True:
@@ -153,16 +159,20 @@ class Reconciler:
         while True:
             try:
                 async for event in host.driver.events(self._fleet.store.id):
-                    if event.kind in ("die", "oom", "pause", "unpause", "destroy"):
-                        self._suspect(event.container)
+                    self._hear(host, event)
             except SandboxError:
                 pass
             await asyncio.sleep(EVENTS_PAUSE_S)
 
-    def _suspect(self, container: str) -> None:
-        parts = container.split("-")
+    def _hear(self, host: Host, event: HostEvent) -> None:
+        parts = event.container.split("-")
         box = self._fleet.boxes.get(parts[1]) if len(parts) == 3 else None
-        if box is not None and box.name == container and not box.lock.locked():
+        is_present = box is not None and box.name == event.container and box.info.host == host.name
+        if event.kind == "start" and not is_present:  # so late that it was given up: it has no right to be there
+            self._look_soon[host.name].set()
+        elif box is not None and event.kind == "oom":
+            self._lives.told_of_oom(box, event.container)
+        elif box is not None and is_present and event.kind in ("die", "pause", "unpause", "destroy"):
             self._lives.suspect(box)
 
     async def _measure_for_ever(self, host: Host) -> None:

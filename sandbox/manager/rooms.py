@@ -68,5 +68,7 @@ class Rooms:
         ttl_s = box.info.spec.ttl_s if ttl_s is None else ttl_s
         if not 0 <= ttl_s < float("inf"):
             raise BadSpec(f"ttl_s must be a number of seconds, or 0 for no end, not {ttl_s}")
+        if box.info.state is State.FAILED:  # nobody should find it in the list for ever
+            ttl_s = ttl_s or self.fleet.settings.failed_ttl_s
         expires_at = self.fleet.clock() + ttl_s if ttl_s else 0.0
         self.fleet.move(box, "renewed", {"expires_at": expires_at}, expires_at=expires_at)

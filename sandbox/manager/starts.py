@@ -7,7 +7,14 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from rollcage.sandbox.drivers.base import LABEL_GENERATION, LABEL_MANAGER, LABEL_RECORD, LABEL_SANDBOX, Container
+from rollcage.sandbox.drivers.base import (
+    LABEL_GENERATION,
+    LABEL_MANAGER,
+    LABEL_RECORD,
+    LABEL_SANDBOX,
+    Container,
+    Observed,
+)
 from rollcage.sandbox.errors import (
     DaemonUnreachable,
     GuestLost,
@@ -26,6 +33,10 @@ from rollcage.sandbox.types import ExecRequest, SandboxSpec
 
 NUM_LOG_LINES = 50
 MAX_LOG_CHARS = 16384
+KILLED = 128 + 9
+"""Exit code of a main process that SIGKILL ended, as the kernel does when memory is short."""
+OOM_PAUSES_S = (0.05, 0.15, 0.3)
+"""A daemon may tell that a process has ended before it knows that it was for memory."""
 READY_TRY_S = 30.0
 """Longest run of a ready command; then it is tried again."""
 
@@ -95,6 +106,20 @@ class Starts:
         host.forget(name)
         return tail
 
+    async def inspect(self, host: Host, name: str) -> Observed | None:
+        """Return a container, or None where there is none; whether one that was killed was killed for memory is known.
+
+        Raises:
+            HostUnavailable, DaemonUnreachable, DaemonForbidden: it does not answer.
+        """
+        seen = await host.driver.inspect(name)
+        for pause_s in OOM_PAUSES_S:
+            if seen is None or seen.exit_code != KILLED or seen.oom_killed:
+                break
+            await asyncio.sleep(pause_s)
+            seen = await host.driver.inspect(name) or seen
+        return seen
+
     async def tail(self, host: Host, name: str) -> str:
         """Return the last lines that a container's main process wrote, "" where they cannot be had."""
         try:
@@ -155,7 +180,7 @@ class Starts:
 
     async def _raise_if_ended(self, host: Host, name: str) -> None:
         try:
-            seen = await host.driver.inspect(name)
+            seen = await self.inspect(host, name)
         except (HostUnavailable, DaemonUnreachable):
             return
         if seen is None or seen.status in ("exited", "dead"):

@@ -191,13 +191,16 @@ def test_hosts_that_may_come_back_are_waited_for_and_full_disks_are_told_at_once
     run_virtual(main)
 
 
-def test_a_snapshot_goes_to_its_own_host_only_and_an_image_to_where_it_lies_if_it_can():
+def test_a_snapshot_goes_to_its_own_host_only_and_whoever_waits_hears_why():
     async def main() -> None:
         admission = Admission(lambda: [host("a"), host("b", memory_gib=1)], LIMITS)
-        assert (await admission.admit(SMALL, deadline=FAR, prefer={"b"})).host == "b"
-        assert (await admission.admit(SMALL, deadline=FAR, prefer={"b"})).host == "a"
+        heard: list[str] = []
+        assert (await admission.admit(SMALL, deadline=FAR, only={"b"}, on_wait=heard.append)).host == "b"
+        assert heard == []
         with pytest.raises(Overloaded):
-            await admission.admit(SMALL, deadline=1.0, only={"b"})
+            await admission.admit(SMALL, deadline=1.0, only={"b"}, on_wait=heard.append)
+        assert len(heard) == 1
+        assert "memory are promised" in heard[0]
 
     run_virtual(main)
 

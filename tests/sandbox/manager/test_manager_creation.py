@@ -325,3 +325,46 @@ def test_a_call_costs_little_above_its_guest(world: Any) -> None:
         assert (time.perf_counter() - begin_s) / 200 < 0.001
 
     world.run(scenario)
+
+
+def test_a_failed_creation_stays_listed_for_failed_ttl_s_also_over_a_restart(world: Any) -> None:
+    async def scenario(world: Any) -> None:
+        settings = Settings(failed_ttl_s=100.0)
+        manager = await world.manager(settings)
+        world.host.behave = lambda container: Behaviour(fails=True)
+        for ttl_s in (0.0, 10_000.0):
+            with pytest.raises(StartFailed):
+                await manager.create(SandboxSpec(command=("/nope",), ttl_s=ttl_s))
+        await asyncio.sleep(60.0)
+        await world.kill(manager)
+        manager = await world.manager(settings)
+        failed = await manager.list_sandboxes()
+        assert [info.state for info in failed] == [State.FAILED] * 2
+        assert all("could not be started" in info.message for info in failed)
+        await (await manager.attach(failed[0].id)).renew()
+        await asyncio.sleep(35.0)
+        assert len(await manager.list_sandboxes()) == 2
+        await asyncio.sleep(10.0)
+        assert [info.id for info in await manager.list_sandboxes()] == [failed[0].id], "renewed, but not for ever"
+        await asyncio.sleep(60.0)
+        assert await manager.list_sandboxes() == []
+
+    world.run(scenario)
+
+
+def test_the_image_is_in_the_history_and_why_a_creation_waits_in_the_list(world: Any) -> None:
+    async def scenario(world: Any) -> None:
+        manager = await world.manager(Settings(limits=HostLimits(cpu_overcommit=1.0)))
+        first = await manager.create(SandboxSpec(cpus=64))
+        created = (await first.events())[0]
+        assert (created.kind, created.data["image"]) == ("created", "rollcage-base")
+        waiting = asyncio.create_task(manager.create(SandboxSpec(cpus=64), owner="ann"))
+        await asyncio.sleep(1.0)
+        (info,) = await manager.list_sandboxes(owner="ann")
+        assert info.state is State.PENDING
+        assert "64 of 64 CPUs are promised (64 cores, cpu_overcommit 1), it asks for 64" in info.message
+        assert "HostLimits" in info.message
+        await first.delete()
+        assert (await (await waiting).info()).message == ""
+
+    world.run(scenario)

@@ -75,12 +75,6 @@ def test_ties_go_to_the_smaller_name_in_whatever_order_the_hosts_come():
         assert choose_host(SPEC, hosts, LIMITS) == "a"
 
 
-def test_a_host_that_holds_the_image_goes_first_even_when_busier_but_not_when_it_is_out_of_room():
-    near = host("z", num_sandboxes=5, reserved_cpus=5.0, load=2.0)
-    assert choose_host(SPEC, [host("a"), near], LIMITS, prefer={"z"}) == "z"
-    assert choose_host(SPEC, [host("a"), replace(near, num_sandboxes=10)], LIMITS, prefer={"z"}) == "a"
-
-
 @pytest.mark.parametrize("condition", ["drained", "quarantined", "full"])
 def test_only_open_hosts_take_new_ones(condition: str):
     assert choose_host(SPEC, [host("a", condition=condition), host("b", num_sandboxes=9)], LIMITS) == "b"
@@ -110,8 +104,23 @@ def test_no_room_now_is_overloaded_and_says_what_is_short_on_each_host():
     ]
     with pytest.raises(Overloaded) as caught:
         choose_host(SPEC, hosts, LIMITS, num_starting={"starts": 2})
-    for words in ("10 sandboxes of 10", "3585 MiB of 4096 MiB", "7.5 of 8 CPUs", "2 sandboxes are being started"):
+    for words in (
+        "places: 10 sandboxes of 10 (max_sandboxes)",
+        "memory: 3585 MiB of 4096 MiB of memory are promised (memory_share 0.5), it asks for 512 MiB",
+        "cpus: 7.5 of 8 CPUs are promised (4 cores, cpu_overcommit 2), it asks for 1",
+        "starts: 2 sandboxes are being started (max_starts)",
+        "Settings(limits=HostLimits(...))",
+    ):
         assert words in str(caught.value)
+
+
+def test_by_default_a_hundred_sandboxes_of_one_cpu_fit_on_two_cores_where_the_memory_is_there():
+    small = replace(SPEC, memory_bytes=128 * MIB)
+    two_cores = host("a", num_cpus=2, memory_bytes=24 * GIB)
+    held = {"num_sandboxes": 99, "reserved_cpus": 99.0, "reserved_memory_bytes": 99 * 128 * MIB}
+    assert choose_host(small, [replace(two_cores, **held)]) == "a"
+    with pytest.raises(Overloaded, match=r"12672 MiB of 22118 MiB of memory .*asks for 12288 MiB"):
+        choose_host(replace(small, memory_bytes=12 * GIB), [replace(two_cores, **held)])
 
 
 def test_a_host_that_is_kept_for_another_is_overloaded_not_unavailable():
