@@ -45,6 +45,9 @@ class Settings:
         max_snapshots_per_sandbox, max_snapshots: more are removed, the oldest first.
         failed_ttl_s: a creation that failed stays listed for so long (or for the lease that it would have had, where
             that is shorter), for its reason to be read; so does a sandbox without lease that died.
+        history_s: events, and the ids of deleted sandboxes, are kept for so long ...
+        max_events, max_deleted: ... and so many of each at most, the newest: more than a night leaves behind in which
+            two sandboxes are made every second, in a few hundred megabytes.
         num_hands: parallel removals, commits and reconnections per host.
         open_s: longest wait for the hosts' first answers when the manager opens.
         close_s: longest wait for what is under way when the manager closes.
@@ -68,6 +71,9 @@ class Settings:
     max_snapshots_per_sandbox: int = 5
     max_snapshots: int = 200
     failed_ttl_s: float = 3600.0
+    history_s: float = 7 * 86400.0
+    max_events: int = 500_000
+    max_deleted: int = 100_000
     num_hands: int = 8
     open_s: float = 5.0
     close_s: float = 10.0

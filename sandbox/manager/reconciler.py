@@ -76,6 +76,12 @@ class Reconciler:
             if 0 < box.info.expires_at <= now and box.row.desired != DELETED
         ]
 
+    def _prune_history(self) -> None:
+        settings = self._fleet.settings
+        self._fleet.store.prune(
+            history_s=settings.history_s, max_events=settings.max_events, max_deleted=settings.max_deleted
+        )
+
     async def _delete(self, box: Box, reason: str) -> str:
         await self._lives.delete(box, reason)
         return box.info.id
@@ -121,9 +127,9 @@ class Reconciler:
             sandbox_id = each.labels.get(LABEL_SANDBOX, "")
             if sandbox_id in self._fleet.boxes:  # rebuilt just now from another life of it: the later one counts
                 self._replace_rebuilt(host, each)
-            elif each.status in ("running", "paused") and not self._fleet.store.knows(sandbox_id):
+            elif each.status in ("running", "paused"):
                 row = _row(host.name, each, self._fleet.clock())
-                if row is not None:
+                if row is not None and not self._fleet.store.knows(sandbox_id, row.info.created_at):
                     box = self._fleet.add(row, "adopted", {"from": each.name})
                     box.place = self._fleet.admission.adopt(host.name, row.info.spec)
 
@@ -184,6 +190,7 @@ class Reconciler:
     async def _sweep_for_ever(self) -> None:
         while True:
             self.sweep()
+            self._prune_history()
             await asyncio.sleep(self._fleet.settings.sweep_s)
 
 

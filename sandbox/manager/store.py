@@ -28,7 +28,8 @@ SCHEMA = """
 CREATE TABLE IF NOT EXISTS sandboxes (
     id TEXT PRIMARY KEY, state TEXT NOT NULL, desired TEXT NOT NULL, generation INTEGER NOT NULL, host TEXT NOT NULL,
     expires_at REAL NOT NULL, created_at REAL NOT NULL, record TEXT NOT NULL);
-CREATE INDEX IF NOT EXISTS live ON sandboxes (id) WHERE state != 'DELETED';
+CREATE TABLE IF NOT EXISTS deleted (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, time REAL NOT NULL, created_at REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS events (
     number INTEGER PRIMARY KEY AUTOINCREMENT, time REAL NOT NULL, sandbox_id TEXT NOT NULL, kind TEXT NOT NULL,
     data TEXT NOT NULL);
@@ -36,6 +37,11 @@ CREATE INDEX IF NOT EXISTS history ON events (sandbox_id, number);
 CREATE TABLE IF NOT EXISTS snapshots (
     id TEXT PRIMARY KEY, sandbox_id TEXT NOT NULL, image TEXT NOT NULL, host TEXT NOT NULL, time REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS drained (host TEXT PRIMARY KEY);
+CREATE TABLE IF NOT EXISTS forgotten (up_to REAL NOT NULL);
+"""
+
+MOVE_DELETED = """
+INSERT OR IGNORE INTO deleted (id, time, created_at) SELECT id, ?, created_at FROM sandboxes WHERE state = 'DELETED'
 """
 
 UPSERT = """
@@ -112,13 +118,20 @@ class Store:
         self._db = _open(folder / "manager.db")
 
     def save(self, row: Row, kind: str, data: Mapping[str, Any] | None = None) -> None:
-        """Keep a sandbox and tell, in the same transaction, what happened to it; ``kind`` "" tells nothing."""
+        """Keep a sandbox and tell, in the same transaction, what happened to it; ``kind`` "" tells nothing.
+
+        Of one that is DELETED only the id is kept, and its events.
+        """
         info = row.info
         place = (info.id, info.state, row.desired, info.generation, info.host, info.expires_at, info.created_at)
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
-            values = (*place, row.to_json())
-            self._db.execute(UPSERT, values)
+            if info.state is State.DELETED:  # its events say how it was
+                self._db.execute("DELETE FROM sandboxes WHERE id = ?", (info.id,))
+                gone = (info.id, self._clock(), info.created_at)
+                self._db.execute("INSERT OR IGNORE INTO deleted (id, time, created_at) VALUES (?, ?, ?)", gone)
+            else:
+                self._db.execute(UPSERT, (*place, row.to_json()))
             if kind:
                 self.tell(info.id, kind, data)
 
@@ -129,13 +142,55 @@ class Store:
 
     def rows(self) -> list[Row]:
         """Return the sandboxes that are not deleted, oldest first."""
-        found = self._db.execute("SELECT record FROM sandboxes WHERE state != 'DELETED' ORDER BY rowid")
+        found = self._db.execute("SELECT record FROM sandboxes ORDER BY rowid")
         return [Row.from_json(record) for (record,) in found]
 
-    def knows(self, sandbox_id: str) -> bool:
-        """Whether there is, or ever was, such a sandbox."""
-        found = self._db.execute("SELECT 1 FROM sandboxes WHERE id = ?", (sandbox_id,)).fetchone()
-        return found is not None
+    def knows(self, sandbox_id: str, created_at: float) -> bool:
+        """Whether there is, or ever was, such a sandbox: a container of one that is unknown is one that was lost.
+
+        Args:
+            sandbox_id: whose.
+            created_at: as its container says; one that is no newer than those that `prune` forgot counts as one of
+                them.
+        """
+        found = self._db.execute(
+            "SELECT 1 FROM sandboxes WHERE id = :id UNION ALL SELECT 1 FROM deleted WHERE id = :id"
+            " UNION ALL SELECT 1 FROM forgotten WHERE up_to >= :created_at LIMIT 1",
+            {"id": sandbox_id, "created_at": created_at},
+        )
+        return found.fetchone() is not None
+
+    def prune(self, *, history_s: float, max_events: int, max_deleted: int, limit: int = 500) -> int:
+        """Forget the oldest events and deleted sandboxes, ``limit`` of each at most; returns how many went.
+
+        Args:
+            history_s: those that are older go.
+            max_events, max_deleted: so many may stay, the newest.
+            limit: such that one call takes about a millisecond.
+        """
+        before, num_gone = self._clock() - history_s, 0
+        for table, most in (("events", max_events), ("deleted", max_deleted)):
+            first = self._db.execute(f"SELECT number, time FROM {table} ORDER BY number LIMIT 1").fetchone()
+            last = self._db.execute(f"SELECT number FROM {table} ORDER BY number DESC LIMIT 1").fetchone()
+            if first is None or (first[1] >= before and first[0] > last[0] - most):
+                continue
+            oldest = f"number IN (SELECT number FROM {table} ORDER BY number LIMIT {limit})"
+            where = f"{oldest} AND (time < ? OR number <= ?)"
+            values = (before, last[0] - most)
+            with self._db:
+                self._db.execute("BEGIN IMMEDIATE")
+                if table == "deleted":
+                    found = self._db.execute(f"SELECT max(created_at) FROM deleted WHERE {where}", values).fetchone()
+                    self._forget_up_to(found[0])
+                num_gone += self._db.execute(f"DELETE FROM {table} WHERE {where}", values).rowcount
+        return num_gone
+
+    def _forget_up_to(self, created_at: float | None) -> None:
+        """Keep in mind that of sandboxes that were created until then not every id is known any more."""
+        (known,) = self._db.execute("SELECT max(up_to) FROM forgotten").fetchone()
+        if created_at is not None and (known is None or created_at > known):
+            self._db.execute("DELETE FROM forgotten")
+            self._db.execute("INSERT INTO forgotten VALUES (?)", (created_at,))
 
     def events(self, *, sandbox_id: str | None = None, after: int = 0, limit: int = -1) -> list[Event]:
         """Return the events with a number above ``after``, oldest first; ``limit`` of them at most."""
@@ -207,6 +262,9 @@ def _connect(path: Path) -> sqlite3.Connection:
         if database.execute("PRAGMA quick_check").fetchone()[0] != "ok":
             raise sqlite3.DatabaseError(f"{path} is damaged")
         database.executescript(SCHEMA)
+        with database:  # earlier versions kept whole rows of the deleted
+            database.execute(MOVE_DELETED, (time.time(),))
+            database.execute("DELETE FROM sandboxes WHERE state = 'DELETED'")
     except sqlite3.DatabaseError:
         database.close()
         raise

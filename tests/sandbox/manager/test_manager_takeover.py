@@ -16,6 +16,7 @@ from rollcage.errors import RollcageError, UserError
 from rollcage.sandbox import RestartPolicy, SandboxNotFound, SandboxSpec, SandboxUnavailable, State
 from rollcage.sandbox.drivers.base import LABEL_MANAGER, LABEL_SANDBOX, Container
 from rollcage.sandbox.drivers.fake import Behaviour, FakeDriver
+from rollcage.sandbox.manager.fleet import Settings
 from rollcage.sandbox.manager.manager import Manager
 
 
@@ -243,6 +244,29 @@ def test_a_daemon_that_restarts_loses_no_sandbox(world: Any) -> None:
         world.host.die(world.host.live()[0])
         await asyncio.sleep(0.1)
         assert (await sandbox.info()).state is State.FAILED, "the event stream is back"
+
+    world.run(scenario)
+
+
+def test_a_container_of_a_sandbox_that_history_has_forgotten_is_removed_not_revived(world: Any) -> None:
+    async def scenario(world: Any) -> None:
+        world.hosts["two"] = FakeDriver(endpoint="fake://two", clock=world.host._clock)
+        settings = Settings(history_s=100.0)
+        manager = await world.manager(settings)
+        made = [await manager.create(SandboxSpec(ttl_s=0)) for _ in range(2)]
+        (away,) = [sandbox for sandbox in made if (await sandbox.info()).host == "two"]
+        world.hosts["two"].down = True
+        await away.delete()
+        await world.kill(manager)
+        manager = await world.manager(settings)
+        await asyncio.sleep(300.0)
+        assert await manager.events() == [], "all of it is older than history_s"
+        world.hosts["two"].down = False
+        await asyncio.sleep(100.0)
+        assert world.hosts["two"].containers == {}
+        (info,) = await manager.list_sandboxes()
+        assert info.host == "one"
+        assert (await (await manager.attach(info.id)).exec("true")).ok
 
     world.run(scenario)
 
