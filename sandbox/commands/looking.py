@@ -9,15 +9,21 @@ from collections.abc import Sequence
 
 from rollcage.command import CommandParser, natural, natural_float
 from rollcage.sandbox.client.wire import to_json
-from rollcage.sandbox.commands.opened import add_place, opened, show, show_json, table
+from rollcage.sandbox.commands.naming import ABOUT, find, find_id
+from rollcage.sandbox.commands.opened import add_place, cut, opened, show, show_json, table
 from rollcage.sandbox.types import Event, SandboxInfo
+
+
+MAX_DATA = 160
+"""Most characters of an event's details in a line."""
 
 
 def run_ls(argv: Sequence[str]) -> int:
     """List the sandboxes."""
     parser = CommandParser(
         "rollcage sandbox ls",
-        "List the sandboxes that are not deleted, oldest first.",
+        "List the sandboxes that are not deleted, oldest first. Long texts are cut in their middle; --json has all of\n"
+        "them.",
         "rollcage sandbox ls\nrollcage sandbox ls --owner alice --json",
     )
     add_place(parser)
@@ -29,7 +35,7 @@ def run_ls(argv: Sequence[str]) -> int:
     if args.json:
         show_json([to_json(info) for info in infos])
         return 0
-    heads = ["ID", "KEY", "OWNER", "STATE", "LIFE", "HOST", "IMAGE", "AGE", "EXPIRES", "WHY"]
+    heads = ["ID", "STATE", "KEY", "OWNER", "LIFE", "HOST", "IMAGE", "AGE", "EXPIRES", "WHY"]
     sys.stdout.write(table(heads, [_row(info, time.time()) for info in infos]))
     return 0
 
@@ -37,7 +43,7 @@ def run_ls(argv: Sequence[str]) -> int:
 def _row(info: SandboxInfo, now: float) -> list[str]:
     expires = f"in {span(info.expires_at - now)}" if info.expires_at else "never"
     where = [info.host or "-", info.spec.image, span(now - info.created_at), expires, info.message]
-    return [info.id, info.key or "-", info.owner or "-", info.state, str(info.generation), *where]
+    return [info.id, info.state, info.key or "-", info.owner or "-", str(info.generation), *where]
 
 
 def span(duration_s: float) -> str:
@@ -63,12 +69,13 @@ def run_logs(argv: Sequence[str]) -> int:
     add_place(parser)
     parser.add_argument("--lines", type=natural, default=100, help="so many at most; default 100")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    parser.add_argument("id", help="of the sandbox")
+    parser.add_argument("id", help=ABOUT)
     args = parser.parse_args(argv)
     with opened(args) as sandboxes:
-        text = sandboxes.attach(args.id).logs(num_lines=args.lines)
+        sandbox = find(sandboxes, args.id)
+        text = sandbox.logs(num_lines=args.lines)
     if args.json:
-        show_json({"id": args.id, "logs": text})
+        show_json({"id": sandbox.id, "logs": text})
         return 0
     sys.stdout.write(text if text.endswith("\n") or not text else text + "\n")
     return 0
@@ -78,7 +85,8 @@ def run_events(argv: Sequence[str]) -> int:
     """Show what happened."""
     parser = CommandParser(
         "rollcage sandbox events",
-        "Show what happened to one sandbox or to all, oldest first; deleted ones too.",
+        "Show what happened to one sandbox or to all, oldest first; deleted ones too. Long texts are cut in their\n"
+        "middle; --json has all of them.",
         "rollcage sandbox events\nrollcage sandbox events ID --json\nrollcage sandbox events --follow",
     )
     add_place(parser)
@@ -86,27 +94,26 @@ def run_events(argv: Sequence[str]) -> int:
     parser.add_argument("--follow", action="store_true", help="go on until Ctrl-C")
     parser.add_argument("--interval", type=natural_float, default=0.5, metavar="S", help="of --follow; default 0.5")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
-    parser.add_argument("id", nargs="?", help="of the sandbox; none: all")
+    parser.add_argument("id", nargs="?", help=f"{ABOUT}; none: all")
     args = parser.parse_args(argv)
-    after, found = args.after, False
+    after = args.after
     with opened(args) as sandboxes:
+        sandbox_id = None if args.id is None else find_id(sandboxes, args.id)
         while True:
             events = sandboxes.events(after=after)
             for event in events:
                 after = event.number
-                if args.id in (None, event.sandbox_id):
-                    found = True
+                if sandbox_id in (None, event.sandbox_id):
                     show_json(to_json(event)) if args.json else show(_line(event))
             sys.stdout.flush()
             if not events and not args.follow:
                 break
             if not events:
                 time.sleep(args.interval)
-        if args.id is not None and not found and not args.after:
-            sandboxes.attach(args.id)  # which says that there is none
     return 0
 
 
 def _line(event: Event) -> str:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.time))
-    return f"{event.number:6}  {when}  {event.sandbox_id or '-':16}  {event.kind:12}  {json.dumps(dict(event.data))}"
+    data = cut(json.dumps(dict(event.data), ensure_ascii=False), MAX_DATA)
+    return f"{event.number:6}  {when}  {event.sandbox_id or '-':12}  {event.kind:10}  {data}"

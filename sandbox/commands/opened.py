@@ -15,6 +15,8 @@ from typing import Any
 from rollcage.sandbox.client.address import default_folder
 from rollcage.sandbox.sync import SyncSandboxes
 
+MAX_CELL = 32
+"""Most characters in a column of a table, but the last."""
 PATIENCE_S = 1.5
 """What takes longer is told."""
 
@@ -89,12 +91,23 @@ def printable(text: str) -> str:
     return "".join(it if it.isprintable() else it.encode("unicode_escape").decode() for it in text)
 
 
+def cut(text: str, most: int) -> str:
+    """Return a text without its middle where it is longer than ``most`` characters: both ends tell keys apart.
+
+    >>> cut("swe-bench-astropy-12907-try-3", 20), cut("short", 20)
+    ('swe-bench-…907-try-3', 'short')
+    """
+    half = (most - 1) // 2
+    return text if len(text) <= most else text[: most - 1 - half] + "…" + text[len(text) - half :]
+
+
 def table(heads: list[str], rows: list[list[str]]) -> str:
-    """Return a table as text.
+    """Return a table as text; cells are cut, but those of the last column.
 
     >>> table(["ID", "STATE"], [["a1", "READY"]])
     'ID  STATE\\na1  READY\\n'
     """
-    lines = [heads, *([printable(cell) for cell in row] for row in rows)]
+    printed = [[printable(cell) for cell in row] for row in rows]
+    lines = [heads, *([*(cut(cell, MAX_CELL) for cell in row[:-1]), row[-1]] for row in printed)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
     return "".join("  ".join(f"{c:{w}}" for c, w in zip(line, widths, strict=True)).rstrip() + "\n" for line in lines)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rollcage.command import CommandParser
 from rollcage.errors import RollcageError
+from rollcage.sandbox.commands.naming import ABOUT, find
 from rollcage.sandbox.commands.opened import add_place, opened, patience, say, show, show_json
 
 
@@ -20,20 +21,20 @@ def run_rm(argv: Sequence[str]) -> int:
     parser.add_argument("--all", action="store_true", help="all of them")
     parser.add_argument("--owner", help="with --all: only this one's")
     parser.add_argument("--json", action="store_true", help="one JSON list on stdout")
-    parser.add_argument("ids", nargs="*", metavar="ID")
+    parser.add_argument("ids", nargs="*", metavar="ID", help=ABOUT)
     args = parser.parse_args(argv)
     if bool(args.ids) == args.all or (args.owner is not None and not args.all):
         parser.error("name the sandboxes, or say --all (--owner goes with it).")
     num_failed, gone = 0, []
     with opened(args) as sandboxes:
-        ids = args.ids or [info.id for info in sandboxes.list_sandboxes(owner=args.owner)]
-        for sandbox_id in ids:
+        for name in args.ids or [info.id for info in sandboxes.list_sandboxes(owner=args.owner)]:
             try:
-                with patience(f"deleting {sandbox_id}"):
-                    sandboxes.attach(sandbox_id).delete()
-                gone.append(sandbox_id)
+                with patience(f"deleting {name}"):
+                    sandbox = find(sandboxes, name)
+                    sandbox.delete()
+                gone.append(sandbox.id)
                 if not args.json:
-                    show(sandbox_id)
+                    show(sandbox.id)
             except RollcageError as error:
                 num_failed += 1
                 say(f"rollcage sandbox rm: {error}")

@@ -12,6 +12,7 @@ from rollcage.command import CommandParser, natural_float, positive
 from rollcage.errors import UserError
 from rollcage.sandbox.base import Command
 from rollcage.sandbox.client.wire import result_to_json
+from rollcage.sandbox.commands.naming import ABOUT, find
 from rollcage.sandbox.commands.opened import add_place, opened, patience, say, show_json
 from rollcage.sandbox.sync import SyncSandbox
 from rollcage.sandbox.types import MIB, ExecResult, Output, SandboxSpec
@@ -86,11 +87,11 @@ def run_exec(argv: Sequence[str]) -> int:
         "rollcage sandbox exec --json ID cat /etc/os-release\ntar -c . | rollcage sandbox exec --stdin ID tar -x",
     )
     add_place(parser)
-    _add_command(parser, "id", "of the sandbox")
+    _add_command(parser, "id", ABOUT)
     args = parser.parse_args(argv)
     command = _command(args)
     with opened(args) as sandboxes:
-        return _execute(sandboxes.attach(args.id), command, args)
+        return _execute(find(sandboxes, args.id), command, args)
 
 
 def _add_command(parser: argparse.ArgumentParser, first: str, about: str) -> None:
