@@ -19,6 +19,9 @@ T = TypeVar("T")
 
 HEAVY = 10
 """Calls that move much data, start or end something may take so many times as long as the others."""
+OWN_LOAD = 0.25
+"""Each such call that is under way lengthens by so much of itself the time after which another counts as slow: what our
+own burst costs a small host says nothing against it, and a sick one is still found out a little later."""
 
 
 class Circuit(StrEnum):
@@ -44,7 +47,7 @@ class Breaker:
         num_recent: so many last calls count.
         num_bad: it opens when so many of them failed or were slow.
         open_s: how long it stays open at first; doubled each time that the trial fails, jittered by a quarter.
-        max_open_s: longest of these, before the jitter.
+        max_open_s: longest of these, before the jitter: so long at most goes by until a host that is back is used.
         on_change: called, in the event loop, with OPEN each time it opens, and with CLOSED when it closes.
         rng: for the jitter.
     """
@@ -56,7 +59,7 @@ class Breaker:
         num_recent: int = 20,
         num_bad: int = 5,
         open_s: float = 2.0,
-        max_open_s: float = 60.0,
+        max_open_s: float = 15.0,
         on_change: Callable[[Circuit], None] | None = None,
         rng: random.Random | None = None,
     ) -> None:
@@ -69,6 +72,9 @@ class Breaker:
         self._retry_at = 0.0
         self._trial: _Ticket | None = None
         self._last_failure = ""
+        self._num_heavy = 0  # under way
+        self._silent_since: float | None = None
+        self._silent_until = 0.0
 
     @property
     def state(self) -> Circuit:
@@ -82,36 +88,57 @@ class Breaker:
         """When the next trial may start, in the event loop's time; 0 where it is closed."""
         return self._retry_at
 
-    async def call(self, operation: Callable[[], Awaitable[T]], *, timeout_s: float, slow_s: float) -> T:
+    @property
+    def silent_s(self) -> float:
+        """For how long every call has failed, from the start of the first until the last; 0 since the last answer.
+
+        A slow answer is an answer, and a call that was refused here is none that failed.
+        """
+        return 0.0 if self._silent_since is None else self._silent_until - self._silent_since
+
+    async def call(
+        self, operation: Callable[[], Awaitable[T]], *, timeout_s: float, slow_s: float, is_heavy: bool = False
+    ) -> T:
         """Run one call to the daemon, or refuse it.
 
         Args:
             operation: makes the call; only called where it may pass.
             timeout_s: then it is cancelled.
-            slow_s: a call that has no answer by then counts as bad, at once, whatever comes of it.
+            slow_s: a call that has no answer by then counts as bad, at once, whatever comes of it; later where heavy
+                calls are under way.
+            is_heavy: it keeps the daemon busy, and is not slower for others that do.
 
         Raises:
             HostUnavailable: refused, or no answer within ``timeout_s``.
         """
         ticket = self._admit()
-        slow = asyncio.get_running_loop().call_later(slow_s, self._judge, ticket, f"no answer after {slow_s:g} s")
+        ticket.slow_s = slow_s
+        ticket.num_heavy = None if is_heavy else self._num_heavy
+        ticket.slow = asyncio.get_running_loop().call_later(slow_s, self._judge_slow, ticket)
+        self._num_heavy += is_heavy
         try:
             async with asyncio.timeout(timeout_s):
                 answer = await operation()
         except (DaemonUnreachable, HostUnavailable) as error:
+            self._heard_nothing(ticket)
             self._judge(ticket, str(error))
             raise
         except TimeoutError:
+            self._heard_nothing(ticket)
             self._judge(ticket, f"no answer within {timeout_s:g} s")
             raise HostUnavailable(f"Host {self._host!r}: no answer within {timeout_s:g} s.") from None
         except SandboxError:
+            self._silent_since = None
             self._judge(ticket, "")
             raise
         else:
+            self._silent_since = None
             self._judge(ticket, "")
             return answer
         finally:
-            slow.cancel()
+            self._num_heavy -= is_heavy
+            if ticket.slow is not None:
+                ticket.slow.cancel()
             if self._trial is ticket:  # cancelled: the next call is the trial
                 self._trial = None
 
@@ -123,7 +150,7 @@ class Breaker:
         """
         if self._num_trips:
             raise self._refusal()
-        ticket = _Ticket(self._epoch)
+        ticket = _Ticket(self._epoch, asyncio.get_running_loop().time())
         stream = operation()
         try:
             async for item in stream:
@@ -136,7 +163,7 @@ class Breaker:
                 await stream.aclose()
 
     def _admit(self) -> _Ticket:
-        ticket = _Ticket(self._epoch)
+        ticket = _Ticket(self._epoch, asyncio.get_running_loop().time())
         if self.state is Circuit.HALF_OPEN and self._trial is None:
             self._trial = ticket
         elif self._num_trips:
@@ -148,6 +175,24 @@ class Breaker:
         return HostUnavailable(
             f"Host {self._host!r} is quarantined, tried again in {wait_s:.1f} s. Last failure: {self._last_failure}"
         )
+
+    def _judge_slow(self, ticket: _Ticket) -> None:
+        """Count a call that has no answer as slow, now or, for our own load, somewhat later."""
+        loop = asyncio.get_running_loop()
+        waited_s, allowed_s = loop.time() - ticket.begin_s, ticket.slow_s
+        if ticket.num_heavy is not None:
+            ticket.num_heavy = max(ticket.num_heavy, self._num_heavy)
+            allowed_s *= 1 + OWN_LOAD * ticket.num_heavy
+        if waited_s < allowed_s - 1e-6:
+            ticket.slow = loop.call_later(allowed_s - waited_s, self._judge_slow, ticket)
+        else:
+            self._heard_nothing(ticket)
+            self._judge(ticket, f"no answer after {waited_s:g} s")
+
+    def _heard_nothing(self, ticket: _Ticket) -> None:
+        if self._silent_since is None:
+            self._silent_since = ticket.begin_s
+        self._silent_until = asyncio.get_running_loop().time()
 
     def _judge(self, ticket: _Ticket, failure: str) -> None:
         """Count a call, once; ``failure`` is "" for an answer in time."""
@@ -185,6 +230,10 @@ class _Ticket:
     """One call on its way."""
 
     epoch: int
+    begin_s: float
+    slow_s: float = 0.0
+    num_heavy: int | None = None  # at most at once beside it; None: it is one of them
+    slow: asyncio.TimerHandle | None = None
     is_judged: bool = False
 
 
@@ -198,7 +247,7 @@ def guarded(driver: Driver, breaker: Breaker, *, call_timeout_s: float = 60.0, s
         driver: of the host.
         breaker: of the same host.
         call_timeout_s: longest wait for an answer; the driver's own deadlines are shorter.
-        slow_s: an answer that takes longer counts as bad.
+        slow_s: an answer that takes longer counts as bad; more by a quarter for each call of the other kind under way.
     """
     return _Guarded(driver, breaker, call_timeout_s, slow_s)
 
@@ -215,7 +264,8 @@ class _Guarded:
         return await self._breaker.call(operation, timeout_s=self._timeout_s, slow_s=self._slow_s)
 
     async def _heavy(self, operation: Callable[[], Awaitable[T]]) -> T:
-        return await self._breaker.call(operation, timeout_s=HEAVY * self._timeout_s, slow_s=HEAVY * self._slow_s)
+        limits = {"timeout_s": HEAVY * self._timeout_s, "slow_s": HEAVY * self._slow_s}
+        return await self._breaker.call(operation, **limits, is_heavy=True)
 
     async def create(self, container: Container) -> None:
         await self._heavy(lambda: self._driver.create(container))

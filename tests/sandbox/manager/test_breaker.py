@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rollcage.sandbox.drivers.base import Container, Driver, HostEvent
-from rollcage.sandbox.drivers.fake import FakeDriver
+from rollcage.sandbox.drivers.fake import FakeDriver, Fault
 from rollcage.sandbox.errors import DaemonUnreachable, HostUnavailable, ImageMissing, SandboxError, StartFailed
 from rollcage.sandbox.manager.breaker import HEAVY, Breaker, Circuit, guarded
 from rollcage.sandbox.types import SandboxSpec
@@ -463,5 +463,52 @@ def test_the_event_stream_passes_while_closed_its_failure_counts_and_it_is_no_tr
         assert await anext(stream) == HostEvent("box", "start")
         await stream.aclose()  # type: ignore[attr-defined]
         assert streams.is_closed
+
+    run_virtual(main)
+
+
+def test_our_own_burst_of_starts_does_not_quarantine_the_host_that_it_slows_down_and_a_sick_daemon_does_get_there():
+    """Two cores, eight starts of 1.5 s of work each at once: other calls wait for up to 6 s meanwhile."""
+
+    async def main(is_sick: bool) -> float:
+        driver = FakeDriver(create_s=1e9 if is_sick else 6.0)
+        breaker = Breaker("h", rng=Middle())
+        host = guarded(driver, breaker, call_timeout_s=40.0, slow_s=5.0)
+        starts = [asyncio.create_task(host.create(Container(f"c{n}", SandboxSpec()))) for n in range(8)]
+        await asyncio.sleep(0)
+        driver.faults.append(Fault("inspect", times=float("inf"), delay_s=1e9 if is_sick else 6.0))
+        looks = [asyncio.create_task(host.inspect(f"c{n}")) for n in range(8)]
+        while breaker.state is Circuit.CLOSED and not all(task.done() for task in starts + looks):
+            await asyncio.sleep(0.1)
+        found_s = asyncio.get_running_loop().time()
+        for task in starts + looks:
+            task.cancel()
+        await asyncio.gather(*starts, *looks, return_exceptions=True)
+        assert (breaker.state is not Circuit.CLOSED) == is_sick
+        return found_s
+
+    run_virtual(lambda: main(False))
+    assert run_virtual(lambda: main(True)) < 16.0
+
+
+def test_silence_is_measured_from_the_first_call_that_failed_to_the_last_and_any_answer_ends_it():
+    async def main() -> None:
+        daemon = await opened(num_bad=3)
+        assert daemon.breaker.silent_s == 0.0, "all three failed at the same moment"
+        for _ in range(3):
+            await asyncio.sleep(20.0)
+            before = daemon.num_calls
+            await daemon.calls(2)
+            assert daemon.num_calls == before + 1, "one trial, and one that is refused"
+        assert daemon.breaker.silent_s == 60.0
+        await asyncio.sleep(5.0)
+        assert daemon.breaker.silent_s == 60.0, "nobody has asked since"
+        daemon.error, daemon.takes_s = ImageMissing("no image"), 6.0
+        await asyncio.sleep(20.0)
+        trial = asyncio.create_task(daemon.calls(1))
+        await asyncio.sleep(5.5)
+        assert daemon.breaker.silent_s == 90.0
+        await trial
+        assert daemon.breaker.silent_s == 0.0, "a slow answer is an answer"
 
     run_virtual(main)

@@ -135,7 +135,8 @@ def test_a_store_of_an_earlier_version_is_made_slim(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "manager.db")) as database, database:
         database.execute(
             "CREATE TABLE sandboxes (id TEXT PRIMARY KEY, state TEXT NOT NULL, desired TEXT NOT NULL,"
-            " generation INTEGER NOT NULL, host TEXT NOT NULL, expires_at REAL NOT NULL, created_at REAL NOT NULL, record TEXT NOT NULL)"
+            " generation INTEGER NOT NULL, host TEXT NOT NULL, expires_at REAL NOT NULL, created_at REAL NOT NULL,"
+            " record TEXT NOT NULL)"
         )
         for sandbox_id, state in (("a", "READY"), ("b", "DELETED")):
             values = (sandbox_id, state, "running", 1, "one", 0.0, 1.5, row(sandbox_id).to_json())
