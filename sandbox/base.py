@@ -228,7 +228,18 @@ class Sandboxes(Protocol):
         ...
 
     async def reap(self) -> list[str]:
-        """Remove now what has no right to live: expired sandboxes, orphaned containers and images. Returns names."""
+        """Remove now what has no right to live: sandboxes whose lease has ended, and containers without a sandbox.
+
+        Their networks and volumes go with them; images stay: see `prune_images`. Returns names.
+        """
+        ...
+
+    async def prune_images(self) -> list[str]:
+        """Remove now the snapshot images that nobody needs; returns their names.
+
+        Those are the ones of sandboxes that are gone, those that are more than are kept, and those of which no
+        snapshot is known. What a sandbox or a fork lives on stays.
+        """
         ...
 
     async def close(self) -> None:

@@ -107,6 +107,7 @@ class SyncSandboxes(_Synchronous):
     events = waiting(Sandboxes.events)
     snapshots = waiting(Sandboxes.snapshots)
     reap = waiting(Sandboxes.reap)
+    prune_images = waiting(Sandboxes.prune_images)
 
     def close(self) -> None:
         """See `Sandboxes`; calls in flight are cancelled, and the thread ends."""

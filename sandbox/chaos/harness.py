@@ -207,6 +207,7 @@ async def _count(stage: Stage, num_files: int, report: Report) -> None:
         for info in await client.list_sandboxes():
             await (await client.attach(info.id)).delete()
         await client.reap()
+        await client.prune_images()
         return not await stage.witness.left()
 
     await until(is_empty, LEFT_S)

@@ -105,6 +105,11 @@ class Client:
         names: list[str] = await self.connection.ask("POST", "reap", limit_s=CALL_LIMIT_S)
         return names
 
+    async def prune_images(self) -> list[str]:
+        """See `Sandboxes`."""
+        names: list[str] = await self.connection.ask("POST", "images", "prune", limit_s=CALL_LIMIT_S)
+        return names
+
     async def close(self) -> None:
         """Close the connections; service and sandboxes live on. Idempotent."""
         await self.connection.close()

@@ -30,9 +30,9 @@ def run_cp(argv: Sequence[str]) -> int:
     """Copy a file or folder into a sandbox or out of it."""
     parser = CommandParser(
         "rollcage sandbox cp",
-        "Copy a file or folder into a sandbox or out of it. One of the two paths is SANDBOX:PATH: a sandbox's id (or\n"
-        "its first characters) or key, a colon, and a path there; a path on this machine that holds a colon is written\n"
-        "./a:b. A link that is named is followed. Targets are as those of `cp -r`:\n"
+        "Copy a file or folder into a sandbox or out of it. One of the two paths is ID:PATH, with a\n"
+        "sandbox's id (or its first characters) or key; a path on this machine that holds a colon\n"
+        "is written ./a:b. A link that is named is followed. Targets are those of `cp -r`:\n"
         "  TARGET is a folder             the file or folder is put into it, under its own name\n"
         "  TARGET is a file               a file takes its place in a sandbox; a folder is refused\n"
         "  there is no TARGET             the copy is called TARGET; the folder that it is in must exist\n"

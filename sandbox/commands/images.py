@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 from rollcage.command import CommandParser
 from rollcage.errors import UserError, did_you_mean, require
-from rollcage.sandbox.client.address import default_folder
 from rollcage.sandbox.commands.looking import span
 from rollcage.sandbox.commands.opened import add_place, opened, patience, say, show, show_json, table
 from rollcage.sandbox.drivers.base import LABEL_MANAGER, LABEL_SANDBOX
@@ -26,8 +25,12 @@ def run_images(argv: Sequence[str]) -> int:
     actions = {"build": _build, "ls": _list, "prune": _prune}
     parser = CommandParser(
         "rollcage sandbox images",
-        "Make the image that sandboxes start from, list Rollcage's images, or remove those that nothing needs.\n"
-        "`build base` extends python:3.11-slim where a registry answers, else builds Debian with debootstrap (root).",
+        "build   make the image that sandboxes start from: `base` extends python:3.11-slim where a registry\n"
+        "        answers, else builds Debian with debootstrap (root; about a minute); `bare` is busybox\n"
+        "ls      list Rollcage's images\n"
+        "prune   remove the images of snapshots that nobody needs: of sandboxes that are gone, and those\n"
+        "        that are more than are kept. Only what the manager of the state folder made: the base\n"
+        "        image stays, and containers are for `rollcage sandbox reap`",
         "rollcage sandbox images build base\nrollcage sandbox images build base --source debootstrap --rebuild\n"
         "rollcage sandbox images ls --json\nrollcage sandbox images prune",
     )
@@ -94,9 +97,7 @@ async def _find(endpoint: str) -> list[dict[str, Any]]:
 
 def _prune(args: argparse.Namespace) -> None:
     with opened(args) as sandboxes, patience("looking through the hosts"):
-        names = sandboxes.reap()
-    folder = args.folder or default_folder()
-    say(f"only what the manager of {folder} made and nothing needs is removed; containers are reaped too")
+        names = sandboxes.prune_images()
     if args.json:
         show_json(names)
     for name in [] if args.json else names:

@@ -13,7 +13,6 @@ from rollcage.sandbox.commands.naming import ABOUT, find, find_id
 from rollcage.sandbox.commands.opened import add_place, cut, opened, show, show_json, table
 from rollcage.sandbox.types import Event, SandboxInfo
 
-
 MAX_DATA = 160
 """Most characters of an event's details in a line."""
 

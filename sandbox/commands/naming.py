@@ -32,7 +32,7 @@ def find(sandboxes: SyncSandboxes, name: str) -> SyncSandbox:
 
 
 def find_id(sandboxes: SyncSandboxes, name: str) -> str:
-    """Return the id of a name, also of a sandbox that has been deleted: one that lives counts first. Raises as `find`."""
+    """Return the id of a name, also of a sandbox that has been deleted: those that live count first. As `find`."""
     try:
         return find(sandboxes, name).id
     except SandboxNotFound:

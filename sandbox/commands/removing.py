@@ -47,7 +47,10 @@ def run_reap(argv: Sequence[str]) -> int:
     """Remove what has no right to live."""
     parser = CommandParser(
         "rollcage sandbox reap",
-        "Remove now what has no right to live: expired sandboxes, orphaned containers and images. Prints their names.",
+        "Remove now what has no right to live: sandboxes whose lease has ended, and containers without a\n"
+        "sandbox, with their networks and volumes; prints their names. Only what the manager of the state\n"
+        "folder made is touched. A manager that runs does so by itself every few seconds.\n"
+        "Images stay: `rollcage sandbox images prune` removes those of snapshots.",
         "rollcage sandbox reap\nrollcage sandbox reap --json",
     )
     add_place(parser)

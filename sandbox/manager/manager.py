@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -166,18 +167,24 @@ class Manager:
 
     async def reap(self) -> list[str]:
         """See `rollcage.sandbox.base.Sandboxes`. Hosts that do not answer are left out."""
-        rooms = self._opened
-        removals, reaped = self._reconciler.sweep(), await rooms.snapshots.prune()
-        for host in self._hosts.values():
-            try:
+        hosts = self._opened.fleet.hosts.values()
+        removals = self._reconciler.sweep()
+        for host in hosts:
+            with suppress(SandboxError):
                 removals += await self._reconciler.look(host)
-                reaped += await rooms.snapshots.sweep(host)
-            except SandboxError:
-                continue
-        if removals:
-            done, _ = await asyncio.wait(removals, timeout=self.settings.operation_timeout_s)
-            reaped += [task.result() for task in done if not task.cancelled() and task.exception() is None]
-        return sorted(reaped)
+        if not removals:
+            return []
+        done, _ = await asyncio.wait(removals, timeout=self.settings.operation_timeout_s)
+        return sorted(task.result() for task in done if not task.cancelled() and task.exception() is None)
+
+    async def prune_images(self) -> list[str]:
+        """See `rollcage.sandbox.base.Sandboxes`. Hosts that do not answer are left out."""
+        snapshots = self._opened.snapshots
+        pruned = await snapshots.prune()
+        for host in self._hosts.values():
+            with suppress(SandboxError):
+                pruned += await snapshots.sweep(host)
+        return sorted(pruned)
 
     def keep_warm(self, spec: SandboxSpec, num_sandboxes: int) -> None:
         """Keep so many sandboxes like ``spec`` ready, for creations that ask for just such a one; 0 ends that."""
@@ -222,8 +229,14 @@ class Manager:
                 fleet.move(box, "deleted", {"reason": message}, state=State.DELETED, desired=DELETED, message=message)
             elif state is not State.FAILED and row.info.host in self._hosts:
                 box.place = fleet.admission.adopt(row.info.host, row.info.spec)
-            if row.pooled and state is State.READY:
+            if row.pooled and state is State.READY and row.info.host in self._hosts:
                 pool.adopt(row.info.spec, row.info.id)
+            elif row.pooled and box.row.desired != DELETED:  # it is nobody's, and no longer what somebody would want
+                fleet.move(box, "deleting", {"reason": "left of an earlier manager's warm pool"}, desired=DELETED)
+            if state is State.RECOVERING:
+                self._rooms.lives.recover(box)
+            elif state in LIVE:  # also one whose host does not answer
+                self._rooms.lives.on_live(box)
 
     def _disk_limits(self, host: Host) -> dict[str, int]:
         boxes = (box for box in self._fleet.boxes.values() if box.info.host == host.name and box.info.state in LIVE)

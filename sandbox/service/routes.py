@@ -72,8 +72,14 @@ async def snapshots(request: Request) -> Response:
 
 @router.post("/v1/reap", response_model=list[str], tags=["service"])
 async def reap(request: Request) -> Response:
-    """Remove now what has no right to live; returns names."""
+    """Remove now the sandboxes whose lease has ended, and containers without a sandbox; returns names."""
     return JSONResponse(await ask(request, manager(request).reap()))
+
+
+@router.post("/v1/images/prune", response_model=list[str], tags=["service"])
+async def prune_images(request: Request) -> Response:
+    """Remove now the snapshot images that nobody needs; returns their names."""
+    return JSONResponse(await ask(request, manager(request).prune_images()))
 
 
 @router.get("/v1/sandboxes/{sandbox_id}", response_model=SandboxInfo, tags=["sandbox"])

@@ -202,6 +202,7 @@ def test_every_promise_holds_after_a_storm(world: Any, seed: int) -> None:
             except SandboxError as error:
                 raise AssertionError(info) from error
         await storm.manager.reap()
+        await storm.manager.prune_images()
         for host in world.hosts.values():
             assert host.containers == {}
             assert host.images == {}
