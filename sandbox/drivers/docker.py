@@ -5,38 +5,28 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import posixpath
-import re
 import shutil
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
-from typing import Any
 
 from rollcage.sandbox.drivers.base import Container, HostEvent, HostStatus, Observed
-from rollcage.sandbox.drivers.docker_api import DEFAULT_ENDPOINT, Engine, one_line
+from rollcage.sandbox.drivers.docker_api import DEFAULT_ENDPOINT, Engine, one_line, read_log, show
 from rollcage.sandbox.drivers.docker_config import (
     LABEL_GATED,
-    LABEL_RECIPE,
-    check_spec,
-    container_config,
-    is_gated,
     of_manager,
-    user_ids,
-    workdir_archive,
 )
 from rollcage.sandbox.drivers.docker_guest import connect_guest
 from rollcage.sandbox.drivers.docker_network import Gate, gate_name
-from rollcage.sandbox.drivers.docker_observed import host_event, is_running, listed, observed, sort_parts
-from rollcage.sandbox.errors import BadSpec, HostUnavailable, ImageMissing, SandboxUnavailable, StartFailed
+from rollcage.sandbox.drivers.docker_observed import host_event, image_names, is_running, listed, observed, sort_parts
+from rollcage.sandbox.drivers.docker_start import Starter
+from rollcage.sandbox.errors import HostUnavailable, SandboxUnavailable
 from rollcage.sandbox.guest.base import Guest
 from rollcage.sandbox.types import SandboxSpec
 
 import aiohttp  # isort: skip  (docker_api says how to get these where they are missing)
-from aiodocker import Docker, DockerError  # isort: skip
+from aiodocker import DockerError  # isort: skip
 
 _EVENTS = ("start", "die", "oom", "pause", "unpause", "destroy")
-_TINI = re.compile(r"\[FATAL tini[^\]]*\] exec (.*) failed: (.*)")
-_RUNC = re.compile(r'exec: ("[^"]*".*?)(?:: unknown)?$')
 
 
 class DockerDriver:
@@ -62,7 +52,7 @@ class DockerDriver:
         self.slow_timeout_s = slow_timeout_s
         self._engine = Engine(endpoint, call_timeout_s=call_timeout_s)
         self._gate = Gate(self._engine, gate_image)
-        self._limits_checked = False
+        self._starter = Starter(self._engine, self._gate, slow_timeout_s=slow_timeout_s)
         self._started: dict[str, float] = {}
         """Of running containers, by Docker's id: it never changes."""
 
@@ -73,119 +63,7 @@ class DockerDriver:
             BadSpec, ImageMissing: it can never work here.
             StartFailed: its main process could not be started. It may exist: `remove` it.
         """
-        check_spec(container)
-        await self._check_limits()
-        config = container_config(container)
-        gated = is_gated(container.spec)
-        if gated:
-            host, networking = await self._gate.open(container)
-            config["HostConfig"].update(host)
-            config["NetworkingConfig"] = networking
-        try:
-            await self._create(container, config)
-        except _NoImage as error:
-            await self._pull(config["Image"], one_line(error))
-            await self._create(container, config)
-        await self._start(container)
-        if gated:
-            await self._gate.wait_ready(container.name)
-
-    async def _check_limits(self) -> None:
-        """Docker drops limits that its kernel cannot set, with no more than a warning: refuse such a host."""
-        if self._limits_checked:
-            return
-        async with self._engine.call("describe itself") as docker:
-            info = await docker.system.info()
-        missing = [name for name in ("MemoryLimit", "PidsLimit", "CpuCfsQuota") if not info.get(name)]
-        if missing:
-            raise BadSpec(f"{self.endpoint} cannot hold containers to {', '.join(missing)}: enable these cgroups.")
-        self._limits_checked = True
-
-    async def _create(self, container: Container, config: Mapping[str, Any]) -> None:
-        name, image = container.name, str(config["Image"])
-        async with self._engine.call(f"create {name}") as docker:
-            archive = asyncio.create_task(
-                self._workdir(docker, container, image)
-            )  # beside the creation, which is slower
-            try:
-                attempt = 0
-                while True:
-                    attempt += 1
-                    try:
-                        await docker.containers.create(dict(config), name=name)
-                        break
-                    except DockerError as error:
-                        if error.status == 409 and "already in use" in error.message:
-                            if await self._show(docker, name):  # an earlier try's, or one's beside us: go on with it
-                                break
-                            await asyncio.sleep(min(0.05 * attempt, 1.0))  # it is being removed
-                        elif error.status == 404 and "image" in error.message.lower():
-                            raise _NoImage(error.message) from error
-                        elif error.status in (400, 409):
-                            raise BadSpec(
-                                f"{self.endpoint} did not create {name}: {one_line(error.message)}"
-                            ) from error
-                        else:
-                            raise
-                if tar := await archive:
-                    path, query = (
-                        f"containers/{name}/archive",
-                        [("path", posixpath.dirname(container.spec.workdir.rstrip("/")))],
-                    )
-                    async with await self._engine.request("PUT", path, query=query, data=tar) as response:
-                        await response.read()
-            finally:
-                archive.cancel()
-                await asyncio.gather(archive, return_exceptions=True)
-
-    async def _workdir(self, docker: Docker, container: Container, image: str) -> bytes:
-        """Return the archive that gives the user the working directory, b"" where it is the user's already."""
-        tar = workdir_archive(container.spec)
-        if not tar or container.spec.workdir != "/work" or user_ids(container.spec) != (1000, 1000):
-            return tar
-        try:
-            labels = (await docker.images.inspect(image))["Config"].get("Labels") or {}
-        except DockerError:
-            return tar  # the creation says what is wrong
-        return b"" if str(labels.get(LABEL_RECIPE, "")).startswith("base-") else tar  # saves 60 ms
-
-    async def _pull(self, image: str, why: str) -> None:
-        if image.startswith("rollcage-"):
-            raise ImageMissing(f"image {image!r} is not on {self.endpoint}: run  rollcage sandbox images build base")
-        async with self._engine.call(f"pull {image}", timeout_s=self.slow_timeout_s) as docker:
-            try:
-                await docker.images.pull(image)
-            except DockerError as error:
-                if error.status == 900:
-                    raise
-                why = one_line(error.message)
-                raise ImageMissing(f"image {image!r} is not on {self.endpoint} and cannot be pulled: {why}") from error
-
-    async def _start(self, container: Container) -> None:
-        name, command = container.name, container.spec.command
-        async with self._engine.call(f"start {name}") as docker:
-            try:
-                await docker.containers.container(name).start()
-            except DockerError as error:
-                if error.status == 409 and "paused" in error.message:
-                    return  # an earlier try's: it runs
-                if "unable to find user" in error.message or "no matching entries" in error.message:
-                    raise BadSpec(f"{name}: image has no user {container.spec.user!r}.") from error
-                found = _RUNC.search(error.message)
-                if found or error.status == 404 or "OCI runtime" in error.message:
-                    what = found[1] if found else one_line(error.message)
-                    raise StartFailed(f"{name}: its main process could not be started: {what}") from error
-                raise
-            if not command:
-                return
-            await _wait_for_exec(docker, name)
-            state = (await self._show(docker, name) or {}).get("State", {})
-        if state.get("Status") == "exited" and state.get("ExitCode") in (126, 127):
-            log = await self.logs(name, num_lines=20)
-            if found := _TINI.search(log):
-                raise StartFailed(
-                    f"{name}: its main process {found[1]!r} could not be started: {found[2]}.", log_tail=log
-                )
+        await self._starter.create(container)
 
     async def connect(self, name: str, spec: SandboxSpec) -> Guest:
         """Return a new connection to the inside: the agent, or, where there is no Python, plain execs.
@@ -212,22 +90,14 @@ class DockerDriver:
             log_tail=log,
         )
 
-    async def _show(self, docker: Docker, name: str) -> dict[str, Any] | None:
-        try:
-            return await docker.containers.container(name).show()
-        except DockerError as error:
-            if error.status == 404:
-                return None
-            raise
-
     async def inspect(self, name: str) -> Observed | None:
         """Return one container, or None where there is none."""
         async with self._engine.call(f"inspect {name}") as docker:
-            found = await self._show(docker, name)
+            found = await show(docker, name)
             if found is None:
                 return None
             labels = found["Config"].get("Labels") or {}
-            gate = await self._show(docker, gate_name(name)) if labels.get(LABEL_GATED) else None
+            gate = await show(docker, gate_name(name)) if labels.get(LABEL_GATED) else None
         return observed(found, gate)
 
     async def list_containers(self, manager: str) -> list[Observed]:
@@ -244,7 +114,7 @@ class DockerDriver:
             mains, others = sort_parts(containers, networks)
             # A listing tells neither starts nor ends; the start of one that runs is asked for once.
             asked = [name for name, row in mains.items() if not is_running(row) or row["Id"] not in self._started]
-            found = dict(zip(asked, await asyncio.gather(*(self._show(docker, name) for name in asked)), strict=True))
+            found = dict(zip(asked, await asyncio.gather(*(show(docker, name) for name in asked)), strict=True))
         rows = []
         for name, row in mains.items():
             if name not in found:
@@ -281,14 +151,7 @@ class DockerDriver:
 
     async def logs(self, name: str, *, num_lines: int) -> str:
         """Return the last lines of the main process, "" where there is no container."""
-        async with self._engine.call(f"show the log of {name}") as docker:
-            try:
-                lines = await docker.containers.container(name).log(stdout=True, stderr=True, tail=num_lines)
-            except DockerError as error:
-                if error.status == 404:
-                    return ""
-                raise
-        return "".join(lines)
+        return await read_log(self._engine, name, num_lines)
 
     async def kill(self, name: str) -> None:
         """End the main process at once; nothing where it does not run."""
@@ -310,6 +173,7 @@ class DockerDriver:
         """Kill and remove a container with its anonymous volumes and networks; nothing where there is none."""
         async with self._engine.call(f"remove {name}") as docker:
             await self._gate.remove_all(docker, name)
+        self._engine.frost.forget(name)
 
     async def pause(self, name: str) -> None:
         """Freeze its processes; nothing where they are frozen. Raises SandboxUnavailable where it does not run."""
@@ -321,13 +185,13 @@ class DockerDriver:
         await self._freeze(name, "unpause", "is not paused", "cannot resume a running process")
 
     async def _freeze(self, name: str, action: str, *done: str) -> None:
-        async with self._engine.call(f"{action} {name}") as docker:
+        async with self._engine.call(f"{action} {name}") as docker, self._engine.frost.freezing(name):
             try:
                 await getattr(docker.containers.container(name), action)()
                 return
             except DockerError as error:
                 if any(text in error.message for text in done):
-                    found = await self._show(docker, name)
+                    found = await show(docker, name)
                     if found is not None and found["State"]["Running"]:
                         return
                 elif error.status not in (404, 409) and "is not running" not in error.message:
@@ -337,7 +201,8 @@ class DockerDriver:
     async def commit(self, name: str, image: str, labels: Mapping[str, str]) -> None:
         """Save its file system as ``image`` ("repository:tag"); raises SandboxUnavailable where there is none."""
         repository, _, tag = image.partition(":")
-        async with self._engine.call(f"commit {name}", timeout_s=self.slow_timeout_s) as docker:
+        limit_s = self.slow_timeout_s
+        async with self._engine.call(f"commit {name}", timeout_s=limit_s) as docker, self._engine.frost.freezing(name):
             try:
                 await docker.containers.container(name).commit(
                     repository=repository, tag=tag or "latest", config={"Labels": dict(labels)}
@@ -352,8 +217,7 @@ class DockerDriver:
         """Return the snapshot images with that `LABEL_MANAGER`, oldest first."""
         async with self._engine.call("list images") as docker:
             rows = await docker.images.list(filters=of_manager(manager))
-        names = ((row["Created"], tag) for row in rows for tag in row.get("RepoTags") or [row["Id"]])
-        return [row_id for _, row_id in sorted(names, key=lambda item: item[0])]
+        return [name for row in sorted(rows, key=lambda row: row["Created"]) for name in image_names(row)]
 
     async def remove_image(self, image: str) -> None:
         """Remove an image; nothing where there is none, or where a container still needs it."""
@@ -399,19 +263,3 @@ class DockerDriver:
     async def close(self) -> None:
         """Let go of all connections; idempotent. Containers live on."""
         await self._engine.close()
-
-
-async def _wait_for_exec(docker: Docker, name: str) -> None:
-    """Wait until the init process, which starts first, has started the command, or has failed to and ended."""
-    for attempt in range(1, 51):
-        try:
-            rows = (await docker.containers.container(name).top(ps_args="-eo pid,comm"))["Processes"] or ()
-        except DockerError:
-            return  # it has ended (or its host has no `ps`)
-        if any(row[-1] not in ("docker-init", "tini") for row in rows):
-            return
-        await asyncio.sleep(0.001 * attempt)
-
-
-class _NoImage(Exception):
-    """The image is not on the host."""

@@ -6,6 +6,7 @@ import asyncio
 import errno
 from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 from rollcage.errors import require
 from rollcage.sandbox.errors import DaemonForbidden, DaemonUnreachable, HostUnavailable, SandboxError
@@ -15,6 +16,8 @@ require("aiodocker", "sandbox")
 import aiohttp  # noqa: E402
 from aiodocker import Docker, DockerError  # noqa: E402
 from yarl import URL  # noqa: E402
+
+from rollcage.sandbox.drivers.docker_frost import Frost  # noqa: E402
 
 DEFAULT_ENDPOINT = "unix:///var/run/docker.sock"
 
@@ -34,6 +37,7 @@ class Engine:
         self._closed = False
         self.endless: set[aiohttp.ClientResponse] = set()
         """Answers that go on for ever; `close` ends them."""
+        self.frost = Frost()
 
     @asynccontextmanager
     async def call(self, what: str, *, timeout_s: float | None = None) -> AsyncIterator[Docker]:
@@ -110,6 +114,27 @@ class Engine:
         docker, self._docker = self._docker, None
         if docker is not None:
             await docker.close()
+
+
+async def show(docker: Docker, name: str) -> dict[str, Any] | None:
+    """Return what Docker tells of a container, None where there is none. Within a `call`."""
+    try:
+        return await docker.containers.container(name).show()
+    except DockerError as error:
+        if error.status == 404:
+            return None
+        raise
+
+
+async def read_log(engine: Engine, name: str, num_lines: int) -> str:
+    """Return the last lines of a container's main process, "" where there is no container."""
+    async with engine.call(f"show the log of {name}") as docker:
+        try:
+            return "".join(await docker.containers.container(name).log(stdout=True, stderr=True, tail=num_lines))
+        except DockerError as error:
+            if error.status == 404:
+                return ""
+            raise
 
 
 def one_line(message: object) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rollcage.sandbox.drivers.docker_api import one_line
+from rollcage.sandbox.drivers.docker_frost import Frost
 
 import aiohttp  # isort: skip  (docker_api says how to get these where they are missing)
-from aiodocker import Docker  # isort: skip
+from aiodocker import Docker, DockerError  # isort: skip
 from aiodocker.execs import Exec  # isort: skip
 from aiodocker.stream import Stream  # isort: skip
 
@@ -22,9 +23,10 @@ class ExecPipe:
     Both ways have back-pressure: a queue of 128 KiB pauses the socket, and a write waits for the socket's buffer.
     """
 
-    def __init__(self, run: Exec, stream: Stream) -> None:
+    def __init__(self, run: Exec, stream: Stream, started: Callable[[], None]) -> None:
         self._run = run
         self._stream = stream
+        self._started = started
         self._rest = b""
         self.stderr = b""
         """The end of what came on stderr while `read` read stdout."""
@@ -33,6 +35,7 @@ class ExecPipe:
     async def open(
         cls,
         docker: Docker,
+        frost: Frost,
         container: str,
         command: Sequence[str],
         *,
@@ -41,13 +44,16 @@ class ExecPipe:
     ) -> ExecPipe:
         """Start a process; raises DockerError."""
         run = await docker.containers.container(container).exec(list(command), stdin=stdin, environment=env or {})
+        await frost.begin(container, run)
         stream = run.start()
         try:
             await stream.__aenter__()
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, DockerError) and error.status in (404, 409):
+                frost.started(container, run)
             await _close(stream)
             raise
-        return cls(run, stream)
+        return cls(run, stream, lambda: frost.started(container, run))
 
     async def read_any(self) -> tuple[int, bytes] | None:
         """Return the next piece and where it came from (`STDOUT` or `STDERR`), None at the end. May raise OSError."""
@@ -55,6 +61,7 @@ class ExecPipe:
             message = await self._stream.read_out()
         except (aiohttp.ClientError, AssertionError) as error:
             raise ConnectionError(one_line(error)) from error
+        self._started()
         return None if message is None else (message.stream, message.data)
 
     async def read(self, num_bytes: int) -> bytes:

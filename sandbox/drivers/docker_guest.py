@@ -24,7 +24,7 @@ async def connect_guest(
     """See `rollcage.sandbox.drivers.base.Driver.connect`; ``unavailable`` makes the error."""
     async with engine.call(f"start the agent in {name}") as docker:
         try:
-            pipe = await ExecPipe.open(docker, name, agent_command(), stdin=True)
+            pipe = await ExecPipe.open(docker, engine.frost, name, agent_command(), stdin=True)
             try:
                 return await open_agent(pipe, timeout_s=min(_AGENT_S, engine.call_timeout_s))
             except GuestLost as error:

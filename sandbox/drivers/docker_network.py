@@ -19,7 +19,7 @@ from typing import Any
 
 from rollcage.sandbox.drivers import relay
 from rollcage.sandbox.drivers.base import Container
-from rollcage.sandbox.drivers.docker_api import Engine, one_line
+from rollcage.sandbox.drivers.docker_api import Engine, one_line, show
 from rollcage.sandbox.drivers.docker_config import LABEL_PART_OF, confinement
 from rollcage.sandbox.errors import BadSpec, HostUnavailable, ImageMissing, StartFailed
 from rollcage.sandbox.types import MIB, SandboxSpec
@@ -178,7 +178,8 @@ class Gate:
                 ) from error
             if error.status != 409:
                 raise
-            await _wait_until_there(docker, name)
+            while await show(docker, name) is None:  # a try beside this one is making it
+                await asyncio.sleep(0.05)
         try:
             body = {"Container": name, "EndpointConfig": _endpoint(subnet[_FIRST_GATE])}
             await docker._query_json(f"networks/{network}/connect", "POST", data=body)
@@ -225,18 +226,6 @@ class Gate:
                     if "active endpoints" not in error.message or attempt == 50:
                         raise
                 await asyncio.sleep(0.02 * attempt)
-
-
-async def _wait_until_there(docker: Docker, name: str) -> None:
-    """Wait until a container whose name is taken can be seen: a try beside this one is making it. Within a `call`."""
-    while True:
-        try:
-            await docker.containers.container(name).show()
-            return
-        except DockerError as error:
-            if error.status != 404:
-                raise
-        await asyncio.sleep(0.05)
 
 
 async def _networks(docker: Docker, name: str) -> list[dict[str, Any]]:

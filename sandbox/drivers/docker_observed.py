@@ -57,6 +57,11 @@ def sort_parts(containers: Iterable[Row], networks: Iterable[Row]) -> tuple[dict
     return mains, others
 
 
+def image_names(row: Row) -> list[str]:
+    """Return what an image of a listing can be asked for by; where its name has gone to another one, its id."""
+    return [tag for tag in row.get("RepoTags") or () if tag != "<none>:<none>"] or [row["Id"]]
+
+
 def host_event(message: Mapping[str, Any]) -> HostEvent | None:
     """Read one message of the event stream; None where it is not a sandbox's own container's."""
     attributes = message.get("Actor", {}).get("Attributes", {})
