@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import socket
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
 from rollcage.sandbox.drivers.base import LABEL_MANAGER, Container, HostEvent, HostStatus, Observed
+from rollcage.sandbox.drivers.process_agent import AgentPipe
 from rollcage.sandbox.drivers.process_folder import ContainerFolder, ImageFolder, kill_all
 from rollcage.sandbox.errors import BadSpec, HostUnavailable, ImageMissing, SandboxUnavailable, StartFailed
 from rollcage.sandbox.guest.base import Guest
@@ -254,74 +252,3 @@ class ProcessDriver:
         task = asyncio.create_task(asyncio.to_thread(kill_all, folder.marker, self._call_timeout_s))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-class AgentPipe:
-    """A `Duplex` to an agent that is a child of this process. Make it with `start`."""
-
-    def __init__(
-        self,
-        process: subprocess.Popen[bytes],
-        stdin: asyncio.StreamWriter,
-        stdout: asyncio.StreamReader,
-        ends: tuple[asyncio.StreamWriter, ...],
-        register: set[AgentPipe],
-    ) -> None:
-        self.process = process
-        self._stdin, self._stdout, self._ends, self._register = stdin, stdout, ends, register
-        register.add(self)
-
-    @classmethod
-    async def start(
-        cls, argv: tuple[str, ...], env: Mapping[str, str], cwd: Path, log: Path, register: set[AgentPipe]
-    ) -> AgentPipe:
-        """Start the agent, which writes its stderr to ``log``. The pipe is in ``register`` until it is closed.
-
-        Raises:
-            SandboxUnavailable: it cannot be started.
-        """
-        # Sockets, for they hold more than pipes; one each way, for the end of one must not lose what is in the other.
-        stdin, their_stdin = socket.socketpair()
-        stdout, their_stdout = socket.socketpair()
-        try:
-            with their_stdin, their_stdout, log.open("ab") as stderr:
-                process = await asyncio.to_thread(
-                    lambda: subprocess.Popen(
-                        argv,
-                        stdin=their_stdin.fileno(),
-                        stdout=their_stdout.fileno(),
-                        stderr=stderr,
-                        env=env,
-                        cwd=cwd,
-                        start_new_session=True,
-                    )
-                )
-        except OSError as error:
-            stdin.close()
-            stdout.close()
-            raise SandboxUnavailable(f"The agent cannot be started: {error}") from error
-        _, writer = await asyncio.open_connection(sock=stdin)
-        reader, other = await asyncio.open_connection(sock=stdout, limit=1 << 18)
-        return cls(process, writer, reader, (writer, other), register)
-
-    async def read(self, num_bytes: int) -> bytes:
-        """See `Duplex.read`."""
-        return await self._stdout.read(num_bytes)
-
-    async def write(self, data: bytes) -> None:
-        """See `Duplex.write`."""
-        self._stdin.write(data)
-        await self._stdin.drain()
-
-    async def close(self) -> None:
-        """Close it and see the agent end, which is killed if it does not; idempotent."""
-        self._register.discard(self)
-        for end in self._ends:
-            end.close()
-            with suppress(OSError):
-                await end.wait_closed()
-        try:
-            await asyncio.to_thread(self.process.wait, 5.0)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            await asyncio.to_thread(self.process.wait)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import subprocess
@@ -212,6 +213,61 @@ def test_calls_end_by_their_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyP
         with pytest.raises(HostUnavailable, match=r"0\.2 s"):
             await driver.status()
         assert time.monotonic() - started < 0.8
+        await driver.close()
+
+    asyncio.run(main())
+
+
+FORGETFUL = """
+import asyncio, sys
+from rollcage.sandbox.drivers.base import Container
+from rollcage.sandbox.drivers.process import ProcessDriver
+from rollcage.sandbox.types import SandboxSpec
+
+async def main():
+    driver = ProcessDriver(sys.argv[1])
+    await driver.create(Container("one", SandboxSpec()))
+    await driver.connect("one", SandboxSpec())
+    [pipe] = driver._pipes
+    print(pipe.process.pid)
+
+asyncio.run(main())
+"""
+
+
+def test_an_agent_ends_with_a_process_that_does_not_close_its_driver(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "always", "-c", FORGETFUL, tmp_path], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0
+    assert "still running" not in done.stderr, "somebody saw the agent end"
+    assert not Path(f"/proc/{done.stdout.strip()}").exists()
+
+    async def main() -> None:
+        driver = ProcessDriver(tmp_path)
+        await driver.remove("one")
+        await driver.close()
+
+    asyncio.run(main())
+
+
+def test_a_connection_that_is_called_off_leaves_no_agent(tmp_path: Path) -> None:
+    async def main() -> None:
+        driver = ProcessDriver(tmp_path)
+        await driver.create(Container("one", SandboxSpec(), labels=LABELS))
+        before = len(find_all(tmp_path))
+        for number in range(40):
+            connecting = asyncio.create_task(driver.connect("one", SandboxSpec()))
+            await asyncio.sleep(0.0005 * number)
+            connecting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await connecting
+            gc.collect()  # of one that nobody saw end, Python complains
+        assert len(find_all(tmp_path)) == before
+        num_files = len(os.listdir("/proc/self/fd"))
+        await (await driver.connect("one", SandboxSpec())).close()
+        assert len(os.listdir("/proc/self/fd")) == num_files
+        await driver.remove("one")
         await driver.close()
 
     asyncio.run(main())

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from rollcage.sandbox.drivers.process import AgentPipe
+from rollcage.sandbox.drivers.process_agent import AgentPipe
 from rollcage.sandbox.guest.agent import list_processes
 from rollcage.sandbox.guest.channel import AgentGuest, agent_command, open_agent
 from rollcage.sandbox.types import ExecRequest, ExecResult

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from tests.sandbox.guest.local_guest import find_processes, local_guest, run, wait_until, with_guest
 
-from rollcage.sandbox.drivers.process import AgentPipe
+from rollcage.sandbox.drivers.process_agent import AgentPipe
 from rollcage.sandbox.errors import DeadlineExceeded, GuestLost, SandboxUnavailable
 from rollcage.sandbox.guest import agent
 from rollcage.sandbox.guest.channel import PROGRAM, AgentGuest, agent_command, open_agent
