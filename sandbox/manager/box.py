@@ -81,6 +81,8 @@ class Box:
         place: its room on the host.
         work: the task that creates or recovers it.
         examination: the task that finds out what has become of it.
+        alone_since_s: when a probe first found it without a connection (loop time); None while it has one.
+        num_oom_kills: processes of its present life that were killed for memory, as far as that was told.
     """
 
     def __init__(self, row: Row) -> None:
@@ -91,6 +93,8 @@ class Box:
         self.place: Place | None = None
         self.work: asyncio.Task[None] | None = None
         self.examination: asyncio.Task[None] | None = None
+        self.alone_since_s: float | None = None
+        self.num_oom_kills = 0
         self._changed = asyncio.Event()
 
     @property

@@ -171,7 +171,7 @@ class Creations:
 
     async def _start_somewhere(self, box: Box, deadline: float, only: Collection[str]) -> None:
         await self._raise_if_all_down()
-        candidates = list(only or self._fleet.hosts)
+        candidates, generation = list(only or self._fleet.hosts), 0
         while True:
             begin_s = asyncio.get_running_loop().time()
             place = await self._fleet.admission.admit(
@@ -187,7 +187,9 @@ class Creations:
                 async with _within(deadline, box), box.lock:
                     if box.row.desired == DELETED:
                         raise SandboxUnavailable(f"sandbox {box.info.id} was deleted", state=State.DELETED)
-                    begun = {"host": host.name, "state": State.STARTING, "message": ""}
+                    # a life of its own on each host: one that an earlier host makes after all can be told from it
+                    generation += 1
+                    begun = {"host": host.name, "generation": generation, "state": State.STARTING, "message": ""}
                     self._fleet.move(box, "starting", {"host": host.name}, **begun)
                     return await self._lives.begin(box, host, "ready")
             except (HostUnavailable, DaemonUnreachable):

@@ -39,6 +39,8 @@ class Settings:
         recreate_timeout_s: longest creation of a new life's container, whose image the host has.
         operation_timeout_s: longest pause, snapshot, restore or deletion; then DeadlineExceeded. It goes on by itself.
         grace_s: so much after a call's own deadline it is given up.
+        move_after_s: a sandbox whose host has answered nothing for so long begins its new life on another one, where
+            its policy is "restart" or "restore" (and the other one has the snapshot); 0: never.
         backoff_s: pause before the second new life of a sandbox; doubled for each further one.
         max_backoff_s: longest pause.
         num_create_tries: a creation whose answer is lost is asked for again, under the same name.
@@ -65,6 +67,7 @@ class Settings:
     recreate_timeout_s: float = 60.0
     operation_timeout_s: float = 180.0
     grace_s: float = 10.0
+    move_after_s: float = 30.0
     backoff_s: float = 1.0
     max_backoff_s: float = 30.0
     num_create_tries: int = 3
@@ -112,6 +115,7 @@ class Fleet:
         self.keys: dict[str, Box] = {}
         self.is_closed = False
         self._tasks: dict[asyncio.Task[Any], None] = {}
+        self._opened_s = asyncio.get_running_loop().time()
 
     def add(self, row: Row, kind: str, told: Mapping[str, Any] | None = None) -> Box:
         """Take in a sandbox; ``kind`` "" where the store knows it already."""
@@ -152,6 +156,12 @@ class Fleet:
                 f"sandbox {box.info.id} is on host {box.info.host!r}, which this manager does not have"
             )
         return self.hosts[box.info.host]
+
+    def silent_s(self, host: str) -> float:
+        """Return for how long a host has answered nothing; one that this manager does not have never does."""
+        if host in self.hosts:
+            return self.hosts[host].silent_s
+        return asyncio.get_running_loop().time() - self._opened_s
 
     def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         """Run something in a task that ends with the manager at the latest."""

@@ -12,6 +12,9 @@ from rollcage.sandbox.manager.lives import Lives
 from rollcage.sandbox.manager.store import RUNNING
 from rollcage.sandbox.types import ExecRequest, RestartPolicy, State, Vitals
 
+NOT_KNOWN = "its connection is just being made anew"
+"""Says neither that it is well nor that it is not."""
+
 
 class Health:
     """Watches sandboxes.
@@ -37,30 +40,43 @@ class Health:
 
     async def _watch(self, box: Box) -> None:
         generation, probe, rng = box.info.generation, box.info.spec.probe, self._fleet.rng
-        recent: deque[bool] = deque(maxlen=probe.num_recent)
-        num_oom_kills = 0
+        loop, recent = asyncio.get_running_loop(), deque[bool](maxlen=probe.num_recent)
+        box.num_oom_kills = 0
         await asyncio.sleep(probe.interval_s * rng.random())  # those that begin together are not probed together
         while box.info.generation == generation and box.info.state in LIVE:
+            next_s = loop.time() + probe.interval_s * rng.uniform(0.9, 1.1)
             if box.info.state is not State.STOPPED and box.row.desired == RUNNING:
-                begin_s = asyncio.get_running_loop().time()
-                vitals, why = await self._probe(box)
-                if box.info.generation != generation or box.info.state not in (State.READY, State.UNHEALTHY):
-                    continue
-                recent.append(vitals is not None)
-                self._fleet.meter.probed(asyncio.get_running_loop().time() - begin_s, vitals is not None)
-                if vitals is not None and vitals.num_oom_kills > num_oom_kills:
-                    self._fleet.meter.oom_killed(vitals.num_oom_kills - num_oom_kills)
-                    self._fleet.move(box, "oom", {"num_oom_kills": vitals.num_oom_kills})
-                    num_oom_kills = vitals.num_oom_kills
-                await self._judge(box, recent.count(False), why)
-            await asyncio.sleep(probe.interval_s * rng.uniform(0.9, 1.1))
+                await self._look(box, recent)
+            await asyncio.sleep(max(next_s - loop.time(), 0.1 * probe.interval_s))
+
+    async def _look(self, box: Box, recent: deque[bool]) -> None:
+        """Probe a sandbox once and judge it."""
+        generation, begin_s = box.info.generation, asyncio.get_running_loop().time()
+        vitals, why = await self._probe(box)
+        if box.info.generation != generation or box.info.state not in (State.READY, State.UNHEALTHY):
+            return
+        if vitals is None and why == NOT_KNOWN:
+            return
+        recent.append(vitals is not None)
+        self._fleet.meter.probed(asyncio.get_running_loop().time() - begin_s, vitals is not None)
+        if vitals is not None:
+            self._count_oom_kills(box, vitals.num_oom_kills)
+        await self._judge(box, recent.count(False), why)
+
+    def _count_oom_kills(self, box: Box, num: int) -> None:
+        if num > box.num_oom_kills:
+            self._fleet.meter.oom_killed(num - box.num_oom_kills)
+            box.num_oom_kills = num
+            self._fleet.move(box, "oom", {"num_oom_kills": num})
 
     async def _probe(self, box: Box) -> tuple[Vitals | None, str]:
         """Return the vitals, or None and why it failed."""
         probe = box.info.spec.probe
+        if box.life is None and not await self._reconnected(box):
+            return None, NOT_KNOWN
         if (life := box.life) is None:
-            self._lives.suspect(box)
             return None, "there is no connection to its inside"
+        box.alone_since_s = None
         try:
             async with asyncio.timeout(probe.timeout_s):
                 vitals = await life.guest.ping(timeout_s=probe.timeout_s)
@@ -76,6 +92,18 @@ class Health:
             if box.info.state is State.UNHEALTHY and box.life is life:
                 self._lives.lost(box, life)  # perhaps only the agent hangs: a new connection brings a new one
             return None, str(error) or f"it did not answer within {probe.timeout_s:g} s"
+
+    async def _reconnected(self, box: Box) -> bool:
+        """Wait for a new connection; returns False where it is too early to say that there is none.
+
+        When a daemon or a manager restarts, many have to wait for their turn.
+        """
+        loop, examination = asyncio.get_running_loop(), self._lives.suspect(box)
+        if box.alone_since_s is None:
+            box.alone_since_s = loop.time()
+        await asyncio.wait([examination], timeout=box.info.spec.probe.timeout_s)
+        is_late = loop.time() - box.alone_since_s >= self._fleet.settings.connect_timeout_s
+        return is_late or examination.done()
 
     async def _judge(self, box: Box, num_failed: int, why: str) -> None:
         spec, state = box.info.spec, box.info.state

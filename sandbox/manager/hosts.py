@@ -57,6 +57,11 @@ class Host:
             return "quarantined"
         return "full" if self._gate.full else "open"
 
+    @property
+    def silent_s(self) -> float:
+        """For how long it has answered nothing."""
+        return self._breaker.silent_s
+
     def info(self) -> HostInfo:
         """Return it as its users see it, without what is promised on it."""
         status = self._status

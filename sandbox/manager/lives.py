@@ -10,6 +10,7 @@ from rollcage.sandbox.drivers.base import Observed
 from rollcage.sandbox.errors import (
     BadSpec,
     DaemonUnreachable,
+    DiskPressure,
     HostUnavailable,
     ImageMissing,
     Overloaded,
@@ -20,13 +21,14 @@ from rollcage.sandbox.errors import (
 from rollcage.sandbox.manager.box import LIVE, Box, Life, container_name
 from rollcage.sandbox.manager.fleet import Fleet
 from rollcage.sandbox.manager.hosts import Host
+from rollcage.sandbox.manager.moves import Moves
 from rollcage.sandbox.manager.starts import KILLED, Starts
 from rollcage.sandbox.manager.store import DELETED, PAUSED, RUNNING
 from rollcage.sandbox.types import RestartPolicy, State
 
 HOPELESS = (BadSpec, ImageMissing)
 """A new life that fails so fails always."""
-HOST_TROUBLE = (HostUnavailable, DaemonUnreachable, Overloaded)
+HOST_TROUBLE = (HostUnavailable, DaemonUnreachable, Overloaded, DiskPressure)
 """A new life that fails so is tried again until the lease ends: it is not the sandbox's fault."""
 
 SETTLE_S = 2.0
@@ -46,7 +48,7 @@ class Lives:
     """
 
     def __init__(self, fleet: Fleet, starts: Starts) -> None:
-        self._fleet, self._starts = fleet, starts
+        self._fleet, self._starts, self._moves = fleet, starts, Moves(fleet)
         self.on_live: Callable[[Box], None] = lambda box: None
         self.on_gone: Callable[[str], None] = lambda sandbox_id: None
 
@@ -92,10 +94,15 @@ class Lives:
             self._fleet.move(box, "oom", {"container": container, "late": True}, oom_killed=True, message=message)
 
     async def condemn(self, box: Box, generation: int, why: str, reason: str) -> None:
-        """End a life for ``reason`` (one line), and go on by the restart policy; ``why``: "unhealthy" or "disk"."""
+        """End a life for ``reason`` (one line), and go on by the restart policy; ``why``: "unhealthy" or "disk".
+
+        Nothing is done where it has a new connection by the time that its lock is free.
+        """
+        life = box.life
         async with box.lock:
-            if box.info.generation == generation and box.info.state in LIVE and box.row.desired != DELETED:
-                await self._died(box, self._fleet.host(box), None, why, reason)
+            is_same = box.info.generation == generation and box.life in (life, None)
+            if is_same and box.info.state in LIVE and box.row.desired != DELETED:
+                await self._died(box, self._fleet.hosts.get(box.info.host), None, why, reason)
 
     async def restore(self, box: Box, image: str) -> None:
         """Begin a new life from a snapshot's image and wait until it is ready.
@@ -106,7 +113,7 @@ class Lives:
         async with box.lock:
             if box.row.desired == DELETED or box.info.state not in (*LIVE, State.FAILED):
                 raise box.unavailable()
-            self._fleet.host(box)  # raises where it is gone: then there is nowhere to go
+            self._fleet.host(box)  # raises where it is gone: the snapshot lies there
             self._recover(box, "restore", "restored by its user", image, desired=RUNNING)
             work = box.work
         if work is not None:
@@ -156,7 +163,7 @@ class Lives:
                     if asyncio.get_running_loop().time() >= ends_s:  # the reconciler looks again soon
                         return self._fleet.move(box, "", message=f"not seen: {error}")
                 await asyncio.sleep(pause_s)
-                pause_s *= 2
+                pause_s = min(2 * pause_s, 0.5)
 
     async def _look_at(self, box: Box, host: Host) -> None:
         seen, wished = await self._starts.inspect(host, box.name), box.row.desired == PAUSED
@@ -184,7 +191,7 @@ class Lives:
             if not paused and box.life is not None:
                 self.on_live(box)
 
-    async def _died(self, box: Box, host: Host, seen: Observed | None, why: str, reason: str) -> None:
+    async def _died(self, box: Box, host: Host | None, seen: Observed | None, why: str, reason: str) -> None:
         """A life has ended (locked): tell it, and go on by the policy."""
         info, spec = box.info, box.info.spec
         exit_code, oom_killed = (None, False) if seen is None else (seen.exit_code, seen.oom_killed)
@@ -192,7 +199,7 @@ class Lives:
             self._fleet.meter.oom_killed()
         ended = "its container is gone" if seen is None else f"its main process ended with exit code {exit_code}"
         message = reason or ended + (" (killed for memory)" if oom_killed else "")
-        tail = await self._starts.tail(host, box.name)
+        tail = "" if host is None else await self._starts.tail(host, box.name)
         told = {"message": message, "exit_code": exit_code, "oom_killed": oom_killed, "started_at": info.started_at}
         outcome: dict[str, Any] = {"exit_code": exit_code, "oom_killed": oom_killed, "log_tail": tail}
         self._fleet.move(box, "died", {**told, "log_tail": tail[-1000:]}, message=message, **outcome)
@@ -210,13 +217,14 @@ class Lives:
         mine = [each for each in self._fleet.store.snapshots() if each.sandbox_id == box.info.id]
         return mine[-1].image if mine else box.row.origin
 
-    async def _fail(self, box: Box, host: Host, message: str) -> None:
+    async def _fail(self, box: Box, host: Host | None, message: str) -> None:
         spent = f"; its {box.info.spec.max_restarts} restarts are used up" if box.info.num_restarts else ""
         expires_at = box.info.expires_at or self._fleet.clock() + self._fleet.settings.failed_ttl_s
         place, box.place = box.place, None
         self._fleet.move(box, "failed", state=State.FAILED, message=message + spent, expires_at=expires_at)
         self._end_life(box, box.unavailable)
-        await self._starts.discard(host, box.name, place)
+        if host is not None:
+            await self._starts.discard(host, box.name, place)
 
     def _recover(self, box: Box, why: str, message: str, image: str, **changes: Any) -> None:
         """Leave the present life for a new one from ``image``, which a task brings up (locked)."""
@@ -240,18 +248,19 @@ class Lives:
         num_tries = max(0, box.info.num_restarts - 1)
         while True:
             if num_tries:
-                await asyncio.sleep(min(settings.backoff_s * 2 ** min(num_tries - 1, 16), settings.max_backoff_s))
+                pause_s = min(settings.backoff_s * 2 ** min(num_tries - 1, 16), settings.max_backoff_s)
+                await asyncio.sleep(
+                    min(pause_s, settings.reconcile_s) if self._fleet.silent_s(box.info.host) else pause_s
+                )
             num_tries += 1
             async with box.lock:
                 if box.info.state is not State.RECOVERING or box.row.desired == DELETED:
                     return
                 try:
-                    host = self._fleet.host(box)
-                    async with asyncio.timeout(settings.remove_timeout_s):
-                        await host.driver.remove(container_name(box.info.id, box.info.generation - 1))
-                except (SandboxError, TimeoutError) as error:  # never two lives at once: first the old one must be gone
-                    why = str(error) or f"no answer within {settings.remove_timeout_s:g} s"
-                    self._fleet.move(box, "", message=f"its former life cannot be removed yet: {why}")
+                    host = await self._moves.move(box) or await self._cleared(box)
+                except SandboxError as error:
+                    if box.info.message != str(error):
+                        self._fleet.move(box, "", message=str(error))
                     continue
                 try:
                     return await self._next_life(box, host)
@@ -259,10 +268,22 @@ class Lives:
                     if await self._give_up(box, host, error):
                         return
 
+    async def _cleared(self, box: Box) -> Host:
+        """Return its host, once its former life is gone from there: never two at once."""
+        host, limit_s = self._fleet.host(box), self._fleet.settings.remove_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                await host.driver.remove(container_name(box.info.id, box.info.generation - 1))
+        except (SandboxError, TimeoutError) as error:
+            why = str(error) or f"no answer within {limit_s:g} s"
+            raise HostUnavailable(f"its former life cannot be removed yet: {why}") from None
+        return host
+
     async def _next_life(self, box: Box, host: Host) -> None:
-        if box.place is None:
-            box.place = self._fleet.admission.adopt(host.name, box.info.spec)
         deadline = asyncio.get_running_loop().time() + self._fleet.settings.call_timeout_s
+        if box.place is None:  # it had failed, and given its room back
+            admit, spec = self._fleet.admission.admit, box.info.spec
+            box.place = await admit(spec, deadline=deadline, owner=box.info.owner, only=[host.name])
         await self._fleet.admission.restart(box.place, deadline=deadline)
         longest_s = self._fleet.settings.recreate_timeout_s + box.info.spec.start_timeout_s
         try:

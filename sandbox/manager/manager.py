@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from pathlib import Path
 from types import TracebackType
+from typing import Any, TypeVar
 
 from rollcage.errors import RollcageError, UserError, did_you_mean
 from rollcage.recorder import NullRecorder, Recorder
@@ -34,6 +34,8 @@ from rollcage.sandbox.manager.store import DELETED, Store
 from rollcage.sandbox.types import Event, HostInfo, SandboxInfo, SandboxSpec, Snapshot, State
 
 MAX_EVENTS = 1000
+
+T = TypeVar("T")
 
 
 class Manager:
@@ -166,24 +168,22 @@ class Manager:
         return self._opened.fleet.store.snapshots()
 
     async def reap(self) -> list[str]:
-        """See `rollcage.sandbox.base.Sandboxes`. Hosts that do not answer are left out."""
-        hosts = self._opened.fleet.hosts.values()
+        """See `rollcage.sandbox.base.Sandboxes`. Hosts that do not answer are left out; raises where none does."""
+        _ = self._opened
         removals = self._reconciler.sweep()
-        for host in hosts:
-            with suppress(SandboxError):
-                removals += await self._reconciler.look(host)
+        for found in await self._of_hosts(self._reconciler.look):
+            removals += found
         if not removals:
             return []
         done, _ = await asyncio.wait(removals, timeout=self.settings.operation_timeout_s)
         return sorted(task.result() for task in done if not task.cancelled() and task.exception() is None)
 
     async def prune_images(self) -> list[str]:
-        """See `rollcage.sandbox.base.Sandboxes`. Hosts that do not answer are left out."""
+        """See `rollcage.sandbox.base.Sandboxes`. Hosts that do not answer are left out; raises where none does."""
         snapshots = self._opened.snapshots
         pruned = await snapshots.prune()
-        for host in self._hosts.values():
-            with suppress(SandboxError):
-                pruned += await snapshots.sweep(host)
+        for found in await self._of_hosts(snapshots.sweep):
+            pruned += found
         return sorted(pruned)
 
     def keep_warm(self, spec: SandboxSpec, num_sandboxes: int) -> None:
@@ -206,6 +206,19 @@ class Manager:
         if was != "closed":
             await asyncio.gather(*(driver.close() for driver in self._drivers), return_exceptions=True)
             self._store.close()
+
+    async def _of_hosts(self, ask: Callable[[Host], Coroutine[Any, Any, T]]) -> list[T]:
+        """Return what the hosts that answer say; raises what the last one raised where none does."""
+        answers: list[T] = []
+        failure: SandboxError | None = None
+        for host in self._hosts.values():
+            try:
+                answers.append(await ask(host))
+            except SandboxError as error:
+                failure = error
+        if failure is not None and not answers:
+            raise failure
+        return answers
 
     @property
     def _opened(self) -> Rooms:

@@ -48,6 +48,7 @@ class Pool:
         retry_s: pause after the first failed start.
         max_retry_s: longest pause, before the jitter.
         check_timeout_s: a member that has not answered by then is not handed out.
+        adopt_s: members of an earlier manager wait so long for somebody to set a target; then they are dropped.
         rng: for the jitter.
     """
 
@@ -59,9 +60,11 @@ class Pool:
         retry_s: float = 1.0,
         max_retry_s: float = 60.0,
         check_timeout_s: float = 2.0,
+        adopt_s: float = 60.0,
         rng: random.Random | None = None,
     ) -> None:
         self._keeper, self._max_starts, self._check_timeout_s = keeper, max_starts, check_timeout_s
+        self._adopt_s = adopt_s
         self._retry_s, self._max_retry_s, self._rng = retry_s, max_retry_s, rng or random.Random()
         self._shelves: dict[str, _Shelf] = {}
         self._tasks: dict[asyncio.Task[Any], None] = {}
@@ -71,12 +74,18 @@ class Pool:
         """Keep ``target`` sandboxes like ``spec`` ready from now on; too many are dropped. Returns at once."""
         shelf = self._shelf(spec)
         shelf.target = max(0, target)
+        shelf.cancel_patience()
         self._level(shelf)
 
     def adopt(self, spec: SandboxSpec, sandbox_id: str) -> None:
-        """Take in an idle member of an earlier manager; where the target is met, one is dropped."""
+        """Take in an idle member of an earlier manager; where the target is met, one is dropped.
+
+        Where there is no target yet, there may soon be one: it waits.
+        """
         shelf = self._shelf(spec)
         shelf.idle.append(sandbox_id)
+        if not shelf.target and shelf.patience is None and not self._is_closed:
+            shelf.patience = asyncio.get_running_loop().call_later(self._adopt_s, self.set_target, spec, 0)
         self._level(shelf)
 
     async def claim(self, spec: SandboxSpec) -> str | None:
@@ -135,6 +144,7 @@ class Pool:
             shelf.idle.extend(shelf.checking)
             shelf.checking.clear()
             shelf.cancel_retry()
+            shelf.cancel_patience()
             for start in list(shelf.starts):
                 shelf.cancel_start(start)
             while shelf.idle and drain:
@@ -155,7 +165,7 @@ class Pool:
 
     def _level(self, shelf: _Shelf) -> None:
         """Bring a shelf nearer to its target: whenever something has changed."""
-        if self._is_closed:
+        if self._is_closed or shelf.patience is not None:
             return
         while shelf.num_staying > shelf.target and (shelf.starts or shelf.idle):
             if shelf.starts:
@@ -234,6 +244,7 @@ class _Shelf:
     leaving: set[asyncio.Task[str] | str] = field(default_factory=set)
     num_failures: int = 0
     retry: asyncio.TimerHandle | None = None
+    patience: asyncio.TimerHandle | None = None
 
     @property
     def num_staying(self) -> int:
@@ -243,6 +254,11 @@ class _Shelf:
         del self.starts[start]
         self.leaving.add(start)
         start.cancel()
+
+    def cancel_patience(self) -> None:
+        if self.patience is not None:
+            self.patience.cancel()
+            self.patience = None
 
     def cancel_retry(self) -> None:
         if self.retry is not None:

@@ -68,13 +68,15 @@ class Reconciler:
         return removals
 
     def sweep(self) -> list[asyncio.Task[str]]:
-        """Delete the sandboxes whose lease has ended; returns the tasks that do."""
-        now = self._fleet.clock()
-        return [
-            self._fleet.spawn(self._delete(box, "its lease has ended"), f"clean {box.info.id}")
-            for box in self._fleet.boxes.values()
-            if 0 < box.info.expires_at <= now and box.row.desired != DELETED
-        ]
+        """Delete those whose lease has ended, and go on with deletions that stopped half way; returns the tasks."""
+        now, removals = self._fleet.clock(), []
+        for box in self._fleet.boxes.values():
+            is_idle = not box.lock.locked() and (box.work is None or box.work.done())
+            if box.row.desired == DELETED and is_idle:
+                removals.append(self._fleet.spawn(self._delete(box, "its deletion goes on"), f"clean {box.info.id}"))
+            elif box.row.desired != DELETED and 0 < box.info.expires_at <= now:
+                removals.append(self._fleet.spawn(self._delete(box, "its lease has ended"), f"clean {box.info.id}"))
+        return removals
 
     def _prune_history(self) -> None:
         settings = self._fleet.settings
@@ -110,9 +112,9 @@ class Reconciler:
 
     def _check(self, box: Box, seen: Observed | None) -> None:
         state, desired = box.info.state, box.row.desired
-        if desired == DELETED and not box.lock.locked():
-            self._fleet.spawn(self._delete(box, "its deletion goes on"), f"clean {box.info.id}")
-        elif state is State.RECOVERING:
+        if desired == DELETED:
+            return  # `sweep` goes on with it
+        if state is State.RECOVERING:
             self._lives.recover(box)
         elif state in LIVE:
             running = seen is not None and seen.status == "running"
@@ -132,12 +134,19 @@ class Reconciler:
                 if row is not None and not self._fleet.store.knows(sandbox_id, row.info.created_at):
                     box = self._fleet.add(row, "adopted", {"from": each.name})
                     box.place = self._fleet.admission.adopt(host.name, row.info.spec)
+                    self._lives.on_live(box)
 
     def _replace_rebuilt(self, host: Host, seen: Observed) -> None:
         box = self._fleet.boxes[seen.labels[LABEL_SANDBOX]]
         generation = int(seen.labels.get(LABEL_GENERATION, "0"))
-        if generation > box.info.generation and seen.status in ("running", "paused") and box.info.host == host.name:
-            self._fleet.move(box, "adopted", {"from": seen.name}, generation=generation)
+        if generation <= box.info.generation or seen.status not in ("running", "paused"):
+            return
+        if box.info.host != host.name:  # it had moved
+            box.release()
+            box.place = self._fleet.admission.adopt(host.name, box.info.spec)
+        self._fleet.move(box, "adopted", {"from": seen.name}, generation=generation, host=host.name)
+        if box.life is not None:
+            self._lives.lost(box, box.life)
 
     async def _look_for_ever(self, host: Host) -> None:
         while True:

@@ -73,12 +73,12 @@ class Starts:
             ) from None
         except StartFailed as error:
             raise StartFailed(str(error), log_tail=await self.discard(host, name, with_tail=True)) from None
-        except SandboxError:
-            await self.discard(host, name)
-            raise
-        except asyncio.CancelledError:
+        except (HostUnavailable, DaemonUnreachable, asyncio.CancelledError):  # to wait for its removal helps nobody
             host.leftovers.setdefault(name, None)
             self._fleet.spawn(self.discard(host, name), f"clean {name}")
+            raise
+        except SandboxError:
+            await self.discard(host, name)
             raise
 
     async def connect(self, host: Host, name: str, spec: SandboxSpec) -> Guest:

@@ -313,7 +313,7 @@ def test_members_of_an_earlier_manager_are_taken_in_up_to_the_target():
         manager = Manager()
         manager.live = {"a", "b", "c"}
         manager.exists = {"a", "b", "c"}
-        pool = Pool(manager)
+        pool = Pool(manager, adopt_s=60.0)
         pool.set_target(SPEC, 2)
         await asyncio.sleep(0.5)
         for name in "abc":
@@ -322,11 +322,33 @@ def test_members_of_an_earlier_manager_are_taken_in_up_to_the_target():
         assert pool.idle(SPEC) == ["b", "c"]
         assert manager.exists == {"b", "c"}
         pool.adopt(OTHER, "of no use")
-        assert pool.idle(OTHER) == []
+        await asyncio.sleep(59)
+        assert pool.idle(OTHER) == ["of no use"], "somebody may still set a target"
         await asyncio.sleep(5)
         assert "of no use" in manager.dropped
         assert SPEC.pool_hash in pool.sizes()
         assert OTHER.pool_hash not in pool.sizes()
+
+    run(main)
+
+
+def test_members_that_were_taken_in_before_the_target_is_set_are_kept_and_may_be_claimed_before():
+    async def main() -> None:
+        manager = Manager()
+        manager.live = {"a", "b", "c", "d"}
+        manager.exists = {"a", "b", "c", "d"}
+        pool = Pool(manager)
+        for name in "abcd":
+            pool.adopt(SPEC, name)
+        await asyncio.sleep(10)
+        assert await pool.claim(SPEC) == "a"
+        pool.set_target(SPEC, 2)
+        await asyncio.sleep(5)
+        assert pool.idle(SPEC) == ["c", "d"]
+        assert manager.exists - {"a"} == {"c", "d"}
+        await asyncio.sleep(100)
+        assert pool.idle(SPEC) == ["c", "d"]
+        await pool.close()
 
     run(main)
 
