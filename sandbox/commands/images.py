@@ -49,7 +49,8 @@ def run_images(argv: Sequence[str]) -> int:
 
 
 def _build(args: argparse.Namespace) -> None:
-    from rollcage.sandbox.images import build_bare, build_base
+    from rollcage.sandbox.images.bare import build_bare
+    from rollcage.sandbox.images.base import build_base
 
     if args.what not in ("base", "bare"):
         raise UserError(f"image {args.what!r}: write base (Debian, Python, git) or bare (busybox).")

@@ -12,7 +12,8 @@ from tests.sandbox import docker_daemons
 
 from rollcage.sandbox.drivers.docker_api import Engine
 from rollcage.sandbox.drivers.docker_config import of_manager
-from rollcage.sandbox.images import build_bare, build_base
+from rollcage.sandbox.images.bare import build_bare
+from rollcage.sandbox.images.base import build_base
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,8 @@ from pathlib import Path
 from rollcage.sandbox.drivers.docker import DockerDriver
 from rollcage.sandbox.drivers.docker_api import DEFAULT_ENDPOINT, Engine
 from rollcage.sandbox.errors import DaemonUnreachable, HostUnavailable
-from rollcage.sandbox.images import BASE_IMAGE, build_base
+from rollcage.sandbox.images import BASE_IMAGE
+from rollcage.sandbox.images.base import build_base
 
 ENDPOINT = os.environ.get("DOCKER_HOST", DEFAULT_ENDPOINT)
 HOW_TO = (

@@ -26,7 +26,7 @@ from rollcage.sandbox.errors import (
     SandboxUnavailable,
     StartFailed,
 )
-from rollcage.sandbox.images import build_bare
+from rollcage.sandbox.images.bare import build_bare
 from rollcage.sandbox.types import MIB, SandboxSpec
 
 OnDocker = Callable[[Callable[[Rig], Any]], None]

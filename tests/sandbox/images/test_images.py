@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from tests.sandbox.drivers.docker_rig import Rig, run_on
 
-from rollcage.sandbox import images
 from rollcage.sandbox.drivers.docker_api import Engine
 from rollcage.sandbox.errors import DaemonUnreachable, ImageMissing
+from rollcage.sandbox.images import base
+from rollcage.sandbox.images.bare import build_bare
 from rollcage.sandbox.types import SandboxSpec
 
 
@@ -38,24 +39,24 @@ def test_the_base_image_has_what_environments_need(docker_endpoint: str, base_im
 def test_making_it_again_takes_no_time(docker_endpoint: str, base_image: str) -> None:
     lines: list[str] = []
     started = time.monotonic()
-    assert asyncio.run(images.build_base(docker_endpoint, progress=lines.append)) == base_image
+    assert asyncio.run(base.build_base(docker_endpoint, progress=lines.append)) == base_image
     assert time.monotonic() - started < 2.0
     assert lines == ["rollcage-base is there"]
 
 
 def test_where_it_cannot_be_made_each_way_says_why(docker_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images, "REGISTRY_IMAGE", "no-such-registry.invalid/python:3")
+    monkeypatch.setattr(base, "REGISTRY_IMAGE", "no-such-registry.invalid/python:3")
     with pytest.raises(ImageMissing, match="cannot be pulled") as caught:
-        asyncio.run(images.build_base(docker_endpoint, source="registry", rebuild=True))
+        asyncio.run(base.build_base(docker_endpoint, source="registry", rebuild=True))
     assert "\n" not in str(caught.value)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(ImageMissing, match=r"cannot be pulled.*debootstrap needs root") as caught:
-        asyncio.run(images.build_base(docker_endpoint, rebuild=True))
+        asyncio.run(base.build_base(docker_endpoint, rebuild=True))
     assert "\n" not in str(caught.value)
     with pytest.raises(DaemonUnreachable):
-        asyncio.run(images.build_base("unix:///nowhere/docker.sock"))
+        asyncio.run(base.build_base("unix:///nowhere/docker.sock"))
     with pytest.raises(ImageMissing, match="busybox-static"):
-        asyncio.run(images.build_bare(docker_endpoint, image="rollcage-test-none", busybox="/nowhere/busybox"))
+        asyncio.run(build_bare(docker_endpoint, image="rollcage-test-none", busybox="/nowhere/busybox"))
 
 
 def test_a_bootstrap_that_is_called_off_leaves_nothing(docker_endpoint: str, monkeypatch: pytest.MonkeyPatch,
@@ -68,7 +69,7 @@ def test_a_bootstrap_that_is_called_off_leaves_nothing(docker_endpoint: str, mon
     async def main() -> None:
         reached = asyncio.Event()
         building = asyncio.create_task(
-            images.build_base(docker_endpoint, source="debootstrap", rebuild=True, progress=lambda _: reached.set())
+            base.build_base(docker_endpoint, source="debootstrap", rebuild=True, progress=lambda _: reached.set())
         )
         await reached.wait()
         await asyncio.sleep(0.7)
@@ -90,12 +91,12 @@ def test_the_image_from_a_registry_is_built_the_same(
         engine = Engine(second_docker_endpoint)
         try:
             async with engine.call("tag") as docker:
-                await docker.images.tag(images.BASE_IMAGE, "rollcage-test-python", tag="3")
+                await docker.images.tag(base.BASE_IMAGE, "rollcage-test-python", tag="3")
             lines: list[str] = []
-            monkeypatch.setattr(images, "BASE_IMAGE", "rollcage-test-built")
-            monkeypatch.setattr(images, "REGISTRY_IMAGE", "rollcage-test-python:3")
-            monkeypatch.setattr(images, "_INSTALL", "RUN git --version")  # its network would be the registry's
-            await images.build_base(second_docker_endpoint, source="registry", progress=lines.append)
+            monkeypatch.setattr(base, "BASE_IMAGE", "rollcage-test-built")
+            monkeypatch.setattr(base, "REGISTRY_IMAGE", "rollcage-test-python:3")
+            monkeypatch.setattr(base, "_INSTALL", "RUN git --version")  # its network would be the registry's
+            await base.build_base(second_docker_endpoint, source="registry", progress=lines.append)
             assert any("Step 1/" in line for line in lines)
             async with engine.call("inspect") as docker:
                 found = await docker.images.inspect("rollcage-test-built")
@@ -103,4 +104,4 @@ def test_the_image_from_a_registry_is_built_the_same(
         finally:
             await engine.close()
 
-    assert asyncio.run(main())[images.LABEL_RECIPE] == images.RECIPE
+    assert asyncio.run(main())[base.LABEL_RECIPE] == base.RECIPE
