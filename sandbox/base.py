@@ -31,8 +31,9 @@ class Session(Protocol):
     async def run(self, command: str, *, timeout_s: float = 60.0, max_output_bytes: int = MIB) -> ExecResult:
         """Run ``command`` in the shell; one at a time.
 
-        At the deadline its processes are killed; where the shell itself is the one that hangs it is replaced, its
-        state is lost, and the result says ``timed_out``.
+        At the deadline its processes are killed, and the result says ``timed_out``. A shell that does not come back
+        then is replaced, and its state is lost: one that hangs itself, or that goes on with the ``b`` of ``a; b``,
+        which no shell can be kept from otherwise. What of ``b`` needs no process may have happened by then.
 
         Raises:
             SandboxUnavailable, SandboxRestarted: as `Sandbox.exec`.
@@ -231,6 +232,9 @@ class Sandboxes(Protocol):
         """Remove now what has no right to live: sandboxes whose lease has ended, and containers without a sandbox.
 
         Their networks and volumes go with them; images stay: see `prune_images`. Returns names.
+
+        Raises:
+            DaemonUnreachable, DaemonForbidden, HostUnavailable: no host answers.
         """
         ...
 
@@ -238,7 +242,7 @@ class Sandboxes(Protocol):
         """Remove now the snapshot images that nobody needs; returns their names.
 
         Those are the ones of sandboxes that are gone, those that are more than are kept, and those of which no
-        snapshot is known. What a sandbox or a fork lives on stays.
+        snapshot is known. What a sandbox or a fork lives on stays. Raises as `reap`.
         """
         ...
 

@@ -46,6 +46,8 @@ _KILL_S = 3.0
 """Longest hunt for the processes of one command."""
 _SHELL_GRACE_S = 1.0
 """A shell whose command was killed must answer within this, or is killed too."""
+_SHELL_TICKS = 3
+"""Reporting takes it less CPU time than this, in clock ticks; one that uses more is at work on something else."""
 _OOM_SCORE = b"300"
 """The kernel takes commands for memory before it takes the agent."""
 
@@ -332,6 +334,16 @@ def list_processes() -> dict[int, tuple[int, int, int]]:
             if fields and fields[0] not in (b"Z", b"X"):
                 table[int(entry)] = (int(fields[1]), int(fields[3]), int(fields[19]))
     return table
+
+
+def read_cpu_ticks(pid: int) -> int:
+    """Return the CPU time that a process has used, in clock ticks, 0 where it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        return int(fields[11]) + int(fields[12])
+    except (OSError, IndexError):
+        return 0
 
 
 def read_variable(pid: int, name: bytes) -> bytes:
@@ -787,6 +799,12 @@ class Shell:
     """A shell session. It reads commands from a pipe and reports each one's status on a descriptor of its own.
 
     No prompt is looked for: `eval` runs the command with that descriptor closed and an empty stdin.
+
+    At a deadline in the middle of `a; b` the processes of `a` are killed, and what the shell does next is up to it: a
+    shell has no way to be called off in the middle of a line that would leave it alive with its variables. So it is
+    watched: one that starts another process, or works on instead of reporting, goes on with `b` and is killed at once,
+    its state with it. That leaves `b` some milliseconds: what needs no process, such as `a; b=1` or `a; echo > file`,
+    can still happen.
     """
 
     def __init__(self, agent: Agent, marker: bytes, env: dict[bytes, bytes], cwd: bytes | None) -> None:
@@ -805,6 +823,8 @@ class Shell:
         self._kill_until = 0.0
         self._kill_all = False
         self._reported: int | None = None
+        self._children: set[int] | None = None
+        self._ticks = 0
 
     def start(self) -> None:
         """Start the shell; raises OSError."""
@@ -867,6 +887,7 @@ class Shell:
             task.kept[output.source].add(self._between.kept[output.source].take())  # of background jobs
             output.task = task
         self._kill_until, self._kill_all, self._reported = 0.0, False, None
+        self._children = None
         # Jobs of earlier commands, which this one's deadline must not kill: the shell's, and those that we adopted.
         self._older = read_children(self.pid) | read_children(os.getpid())
         self._run_marker = self.marker + b".%d" % task.id
@@ -980,6 +1001,7 @@ class Shell:
         if shell:
             _signal(os.killpg, shell, signal.SIGSTOP)  # nothing of it moves while we look
         table = list_processes()
+        self._kill_all = self._kill_all or (not everything and shell > 0 and self._goes_on(table))
         everything = everything or self._kill_all
         own = os.getpid()
         marker = self.marker if everything else self._run_marker
@@ -1004,6 +1026,14 @@ class Shell:
         if shell:
             _signal(os.killpg, shell, signal.SIGCONT)
         return len(victims)
+
+    def _goes_on(self, table: dict[int, tuple[int, int, int]]) -> bool:
+        """Whether the shell, since it was first asked, has begun something new."""
+        children = {pid for pid, (parent, _, _) in table.items() if parent == self.pid}
+        ticks = read_cpu_ticks(self.pid)
+        if self._children is None:
+            self._children, self._ticks = children, ticks
+        return self._reported is None and (bool(children - self._children) or ticks - self._ticks > _SHELL_TICKS)
 
     def close(self, task_id: int) -> None:
         """Kill all of the session, then answer."""
