@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import json
+import os
 import shutil
 import tempfile
 import time
@@ -25,6 +26,7 @@ PROBE_BYTES, PROBE_PIDS = 64 * MIB, 40
 """The limits that are tried; no host has them by chance."""
 OVERDUE_S = 300.0
 """A container that is there so long after the end of its lease has no manager."""
+RESTART = "restart it (sudo systemctl restart docker) and look at its log (journalctl -u docker)"
 READ_LIMITS = (
     "cat /sys/fs/cgroup/memory.max 2>/dev/null || cat /sys/fs/cgroup/memory/memory.limit_in_bytes;"
     " cat /sys/fs/cgroup/pids.max 2>/dev/null || cat /sys/fs/cgroup/pids/pids.max"
@@ -74,19 +76,21 @@ async def examine(endpoint: str, folder: Path) -> AsyncIterator[Finding]:
             yield Finding("daemon", False, *_halves(error))
             return
         except SandboxError as error:
-            mend = "restart it (sudo systemctl restart docker) and look at its log (journalctl -u docker)"
-            yield Finding("daemon", False, str(error), mend)
+            yield Finding("daemon", False, str(error), RESTART)
             return
         yield Finding("daemon", True, f"Docker {about.get('ServerVersion')} answers at {endpoint}")
         yield seccomp(about)
         yield limits(about)
         yield disk(about, endpoint)
-        async with engine.call("list images") as docker:
-            names = [tag for image in await docker.images.list() for tag in image.get("RepoTags") or []]
+        try:
+            async with engine.call("list images and containers") as docker:
+                names = [tag for image in await docker.images.list() for tag in image.get("RepoTags") or []]
+                listed = await docker.containers.list(all=True, filters={"label": [LABEL_MANAGER]})
+        except SandboxError as error:
+            yield Finding("daemon", False, str(error), RESTART)
+            return
         finding = base_image(names)
         yield finding
-        async with engine.call("list containers") as docker:
-            listed = await docker.containers.list(all=True, filters={"label": [LABEL_MANAGER]})
         yield leftovers([container._container for container in listed], *_manager_of(folder), time.time())
     finally:
         await engine.close()
@@ -133,8 +137,8 @@ def limits(about: dict[str, Any]) -> Finding:
 def disk(about: dict[str, Any], endpoint: str) -> Finding:
     """Check the free disk under Docker's folder, where that is on this machine."""
     root = Path(str(about.get("DockerRootDir", "")))
-    if not endpoint.startswith("unix://") or not root.is_dir():
-        return Finding("disk", True, "Docker's disk is not on this machine: not looked at")
+    if not endpoint.startswith("unix://") or not os.path.isdir(root):
+        return Finding("disk", True, "Docker's disk is not on this machine, or not for this user's eyes: not looked at")
     usage = shutil.disk_usage(root)
     free_gib = usage.free / (1024 * MIB)
     if usage.free < MIN_FREE_BYTES:
@@ -235,7 +239,7 @@ async def _trial_sandbox(endpoint: str) -> AsyncIterator[Callable[[str], Any]]:
 
 def state_folder(folder: Path) -> Finding:
     """Check that the manager's folder can be written."""
-    there = next(path for path in (folder, *folder.parents) if path.exists())
+    there = next((path for path in (folder, *folder.parents) if os.path.exists(path)), Path("/"))
     try:
         with tempfile.TemporaryFile(dir=there):
             pass

@@ -39,7 +39,7 @@ async def _look(endpoint: str, folder: Path, quiet: bool) -> list[Finding]:
         async for finding in examine(endpoint, folder):
             findings.append(finding)
             if not quiet:
-                show(f"{'ok  ' if finding.ok else 'NO  '}{finding.check:10}{finding.text}")
+                show(f"{'ok  ' if finding.ok else 'NO  '}{finding.check:11}{finding.text}")
                 if finding.mend and not finding.ok:
-                    show(f"{'':14}-> {finding.mend}")
+                    show(f"{'':15}-> {finding.mend}")
     return findings

@@ -18,6 +18,7 @@ from rollcage.sandbox.errors import SandboxError, SandboxUnavailable
 from rollcage.sandbox.manager.admission import Admission
 from rollcage.sandbox.manager.box import LIVE, Box
 from rollcage.sandbox.manager.breaker import Breaker, guarded
+from rollcage.sandbox.manager.clock import Clock
 from rollcage.sandbox.manager.creations import Creations
 from rollcage.sandbox.manager.disk import watch_disk
 from rollcage.sandbox.manager.fleet import Fleet, Settings
@@ -83,9 +84,10 @@ class Manager:
         self._meter = Meter(recorder or NullRecorder())
         self._hosts = {name: self._host(name, driver) for name, driver in hosts.items()}
         self._drivers = list(hosts.values())
-        self._clock = clock
+        self._clock = Clock(clock)
         self._state = "new"
-        self._store = Store(Path(folder), clock)
+        self._closing: asyncio.Task[None] | None = None
+        self._store = Store(Path(folder), self._clock)
         self.store_id = self._store.id
 
     async def open(self) -> None:
@@ -98,6 +100,7 @@ class Manager:
         self._fleet = fleet = Fleet(
             self._hosts, self._store, admission, self._meter, self.settings, self._clock, self._rng
         )
+        self._clock.on_jump = fleet.shift_leases
         starts, snapshots = Starts(fleet), Snapshots(fleet)
         lives = Lives(fleet, starts)
         self._rooms = Rooms(fleet, lives, Creations(fleet, lives), snapshots)
@@ -112,11 +115,14 @@ class Manager:
         self._take_over()
         self._reconciler.begin()
         for host in self._hosts.values():
-            watching = watch_disk(host.driver, self._store.id, partial(self._disk_limits, host), self._stop_writer)
-            fleet.spawn(watching, f"disk of {host.name}")
+            fleet.spawn(fleet.for_ever(partial(self._watch_disk, host), pause_s=1.0), f"disk of {host.name}")
 
     async def __aenter__(self) -> Manager:
-        await self.open()
+        try:
+            await self.open()
+        except BaseException:
+            await self.close()
+            raise
         return self
 
     async def __aexit__(
@@ -191,21 +197,36 @@ class Manager:
         self._opened.creations.pool.set_target(spec, num_sandboxes)
 
     async def close(self) -> None:
-        """See `rollcage.sandbox.base.Sandboxes`. The warm pool is emptied; creations under way are called off."""
+        """See `rollcage.sandbox.base.Sandboxes`. The warm pool is emptied; creations under way are called off.
+
+        It goes on to its end when its caller leaves.
+        """
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close(), name="close the manager")
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         was, self._state = self._state, "closed"
-        if was == "open":
-            fleet = self._fleet
-            fleet.is_closed = True
-            fleet.admission.close()
-            await self._rooms.creations.pool.close(timeout_s=self.settings.close_s)
-            lives = [box.life for box in fleet.boxes.values() if box.life is not None]
-            for life in lives:
-                life.end(lambda: SandboxUnavailable("the manager was closed during the call"))
-            await fleet.end_tasks()
-            await asyncio.gather(*(life.guest.close() for life in lives), return_exceptions=True)
-        if was != "closed":
+        try:
+            if was == "open":
+                await self._end()
+        finally:
             await asyncio.gather(*(driver.close() for driver in self._drivers), return_exceptions=True)
             self._store.close()
+
+    async def _end(self) -> None:
+        """End all that it does; what a half way opening had not yet made is not there."""
+        if not hasattr(self, "_reconciler"):
+            return
+        fleet = self._fleet
+        fleet.is_closed = True
+        fleet.admission.close()
+        await self._rooms.creations.pool.close(timeout_s=self.settings.close_s)
+        lives = [box.life for box in fleet.boxes.values() if box.life is not None]
+        for life in lives:
+            life.end(lambda: SandboxUnavailable("the manager was closed during the call"))
+        await fleet.end_tasks()
+        await asyncio.gather(*(life.guest.close() for life in lives), return_exceptions=True)
 
     async def _of_hosts(self, ask: Callable[[Host], Coroutine[Any, Any, T]]) -> list[T]:
         """Return what the hosts that answer say; raises what the last one raised where none does."""
@@ -250,6 +271,9 @@ class Manager:
                 self._rooms.lives.recover(box)
             elif state in LIVE:  # also one whose host does not answer
                 self._rooms.lives.on_live(box)
+
+    async def _watch_disk(self, host: Host) -> None:
+        await watch_disk(host.driver, self._store.id, partial(self._disk_limits, host), self._stop_writer)
 
     def _disk_limits(self, host: Host) -> dict[str, int]:
         boxes = (box for box in self._fleet.boxes.values() if box.info.host == host.name and box.info.state in LIVE)

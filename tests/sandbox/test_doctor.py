@@ -78,6 +78,44 @@ def test_a_daemon_that_never_answers_is_told_in_time(tmp_path: Path) -> None:
     assert "within 10 s" in finding.text
 
 
+def test_a_daemon_that_fails_midway_is_told(tmp_path: Path) -> None:
+    well = dict.fromkeys(("MemoryLimit", "SwapLimit", "PidsLimit", "CpuCfsQuota"), True)
+    about_itself = json.dumps(well | {"SecurityOptions": ["name=seccomp"]}).encode()
+
+    async def main() -> list[Finding]:
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            head = await reader.readuntil(b"\r\n\r\n")
+            status, body = ("200 OK", about_itself) if b"/info" in head else ("500 No", b'{"message": "disk full"}')
+            about = f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+            writer.write(about.encode() + b"Connection: close\r\n\r\n" + body)
+            writer.close()
+            await writer.wait_closed()
+
+        async with asyncio.timeout(30.0), await asyncio.start_unix_server(answer, str(tmp_path / "socket")):
+            return [finding async for finding in examine(f"unix://{tmp_path}/socket", tmp_path)]
+
+    findings = asyncio.run(main())
+    assert [it.check for it in findings if not it.ok] == ["daemon"]
+    assert "disk full" in findings[-1].text
+    assert "systemctl restart" in findings[-1].mend
+
+
+def test_folders_that_this_user_may_not_enter_are_no_crash(tmp_path: Path) -> None:
+    code = (
+        "import os, sys, tempfile\nfrom pathlib import Path\nfrom rollcage.sandbox import doctor\n"
+        "folder = Path(sys.argv[1]); folder.chmod(0)\n"
+        "if os.geteuid() == 0: os.setgid(65534); os.setuid(65534)\n"
+        "it = doctor.disk({'DockerRootDir': str(folder / 'docker')}, 'unix:///x'); print(it.ok, it.text)\n"
+        "it = doctor.state_folder(folder / 'state'); print(it.ok, it.text)\n"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, timeout=60)
+        os.chmod(folder, 0o700)
+    disk, state = done.stdout.splitlines() or [done.stderr, ""]
+    assert disk.startswith("True Docker's disk is not on this machine, or not for this user's eyes")
+    assert state.startswith("False the state folder")
+
+
 def test_no_permission_is_told_with_how_to_get_it() -> None:
     with tempfile.TemporaryDirectory() as folder:  # not under tmp_path, which others may not enter
         os.chmod(folder, 0o755)
