@@ -21,22 +21,26 @@ async def read_file(chunks: AsyncIterator[bytes], source: str, max_bytes: int) -
         max_bytes: it may not be larger.
 
     Raises:
-        NoSuchPath: it is no file. UnsafePath: it is larger. SandboxError: that is no tar stream.
+        NoSuchPath: it is a folder, or something else that is no file. UnsafePath: it is larger.
+        SandboxError: that is no tar stream.
     """
-    archive = bytearray()
+    archive, is_whole = bytearray(), True
     async for chunk in chunks:
         archive += chunk
         if len(archive) > max_bytes + OVERHEAD_BYTES:
-            raise UnsafePath(f"{source} is larger than {max_bytes} bytes: use `get`, which streams, or a higher limit")
+            is_whole = False
+            break
     try:
         with tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as tar:
             member = tar.next()
-            content = tar.extractfile(member) if member is not None and member.isreg() else None
-            if content is None:
-                raise NoSuchPath(f"{source} is not a file: use `get`")
-            data = content.read()
+            if member is None or not member.isreg():
+                what = "is a folder" if member is not None and member.isdir() else "is not a file"
+                raise NoSuchPath(f"{source} {what}: use `get`")
+            if not is_whole or member.size > max_bytes:
+                raise UnsafePath(
+                    f"{source} is larger than {max_bytes} bytes: use `get`, which streams, or a higher limit"
+                )
+            content = tar.extractfile(member)
+            return content.read() if content is not None else b""
     except tarfile.TarError as error:
         raise SandboxError(f"the archive of {source} cannot be read: {error}") from None
-    if len(data) > max_bytes:
-        raise UnsafePath(f"{source} is larger than {max_bytes} bytes: use `get`, which streams, or a higher limit")
-    return data
