@@ -35,15 +35,16 @@ _OOM = """oom() { n=0; for f in /sys/fs/cgroup/memory/memory.oom_control /sys/fs
 [ -r $f ] && while read k v; do [ "$k" = oom_kill ] && n=$v; done <$f; done; }"""
 
 # $1 secret, $2 seconds, $3 directory, the rest: the command. The command runs in a session of its own, and so does the
-# clock, which kills it; the secret tells the host where the output ends, whoever still holds the pipes.
+# clock, which kills it, and which once it strikes no longer lets itself be stopped: how it ends says whether it has. The
+# secret tells the host where the output ends, whoever still holds the pipes.
 _RUN = f"""{_OOM}
 {KILL}
 s=$1; t=$2; d=$3; shift 3; oom; before=$n; exec 3<&0
 cd "$d" || {{ printf %s "$s"; printf '%s 126 0 0\\n' "$s" >&2; exit; }}
 {MARK}=$s setsid "$@" <&3 3<&- & p=$!
 (exec >/dev/null 2>&1 </dev/null 3<&-
-exec setsid sh -c 'sleep "$0" || sleep "${{0%.*}}"; kill -KILL "-$1"' "$t" $p) & w=$!
-{{ wait $p; code=$?; }} 2>/dev/null; kill -KILL -$w 2>/dev/null || kill -KILL $w 2>/dev/null; wait $w 2>/dev/null
+exec setsid sh -c 'sleep "$0" || sleep "${{0%.*}}"; trap "" TERM; kill -KILL "-$1"' "$t" $p) & w=$!
+{{ wait $p; code=$?; }} 2>/dev/null; kill -TERM -$w 2>/dev/null || kill -TERM $w 2>/dev/null; wait $w 2>/dev/null
 if [ $? -le 128 ]; then hunt "$s" 0; late=1; else late=0; fi
 oom; printf %s "$s"; printf '%s %s %s %s\\n' "$s" $code $late $((n-before)) >&2"""
 

@@ -177,6 +177,7 @@ class SandboxHandle(Sandbox):
         deadline = asyncio.get_running_loop().time() + timeout_s + self._rooms.fleet.settings.grace_s
         self._fence()
         life = bound or await self._rooms.present_life(self._box, deadline)
+        self._fence()  # while it was waited for, a later one may have taken its place
         try:
             async with life.call(deadline) as scope:
                 yield life, scope
