@@ -153,11 +153,19 @@ class Creations:
         work = box.work = self._fleet.spawn(self._start(box, deadline, only), f"start {box.info.id}")
         try:
             await asyncio.wait([work])
-        finally:
+        except asyncio.CancelledError:
             work.cancel()
+            self._fleet.spawn(self._leave_nothing(box, work), f"clean {box.info.id}")
+            raise
         if work.cancelled():
             raise box.unavailable()
         work.result()
+
+    async def _leave_nothing(self, box: Box, work: asyncio.Task[None]) -> None:
+        """Delete a sandbox that became ready in the moment in which its creation was called off: nobody knows it."""
+        await asyncio.wait([work])
+        if not work.cancelled() and work.exception() is None:
+            await self._lives.delete(box, "its creator has left")
 
     async def _start(self, box: Box, deadline: float, only: Collection[str]) -> None:
         try:

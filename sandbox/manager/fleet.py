@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
-from rollcage.sandbox.errors import HostUnavailable, SandboxNotFound
+from rollcage.sandbox.errors import HostUnavailable, SandboxError, SandboxNotFound
 from rollcage.sandbox.manager.admission import Admission
 from rollcage.sandbox.manager.box import Box
 from rollcage.sandbox.manager.hosts import Host
@@ -169,6 +169,25 @@ class Fleet:
         self._tasks[task] = None
         task.add_done_callback(self._done)
         return task
+
+    async def for_ever(self, work: Callable[[], Awaitable[object]], *, pause_s: float) -> None:
+        """Do something again and again, with a jittered pause: whatever goes wrong in one turn does not end it."""
+        while True:
+            try:
+                await work()
+            except SandboxError:
+                pass  # a host does not answer: the next turn may find it back
+            except Exception as error:  # noqa: BLE001  # nobody else would go on with it, nor notice that nobody does
+                told = {"message": "a turn of the sandbox manager's work failed", "exception": error}
+                asyncio.get_running_loop().call_exception_handler(told)
+            await asyncio.sleep(pause_s * self.rng.uniform(0.9, 1.1))
+
+    def shift_leases(self, jump_s: float) -> None:
+        """The clock has jumped: let all leases end as many seconds from now as they would have."""
+        self.store.tell("", "clock", {"jump_s": jump_s})
+        for box in list(self.boxes.values()):
+            if box.info.expires_at:
+                self.move(box, "", expires_at=box.info.expires_at + jump_s)
 
     async def end_tasks(self) -> None:
         """Cancel all tasks and wait for their end; those that clean up behind others get ``close_s``."""

@@ -215,9 +215,7 @@ class Manager:
             self._store.close()
 
     async def _end(self) -> None:
-        """End all that it does; what a half way opening had not yet made is not there."""
-        if not hasattr(self, "_reconciler"):
-            return
+        """End all that it does."""
         fleet = self._fleet
         fleet.is_closed = True
         fleet.admission.close()

@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterable
+from functools import partial
 
 from rollcage.sandbox.drivers.base import LABEL_GENERATION, LABEL_RECORD, LABEL_SANDBOX, HostEvent, Observed
-from rollcage.sandbox.errors import SandboxError
 from rollcage.sandbox.manager.box import LIVE, Box, container_name
 from rollcage.sandbox.manager.fleet import Fleet
 from rollcage.sandbox.manager.hosts import Host
@@ -41,12 +41,17 @@ class Reconciler:
 
     def begin(self) -> None:
         """Watch from now on."""
-        for host in self._fleet.hosts.values():
-            self._fleet.spawn(self._look_for_ever(host), f"reconcile {host.name}")
-            self._fleet.spawn(self._look_at_images_for_ever(host), f"images of {host.name}")
-            self._fleet.spawn(self._listen_for_ever(host), f"events of {host.name}")
-            self._fleet.spawn(self._measure_for_ever(host), f"status of {host.name}")
-        self._fleet.spawn(self._sweep_for_ever(), "sweep")
+        fleet, settings = self._fleet, self._fleet.settings
+        for host in fleet.hosts.values():
+            self._look_soon[host.name].set()
+            for name, work, pause_s in (
+                ("reconcile", self._look, 0.0),  # these two wait by themselves
+                ("images of", self._look_at_images, 0.0),
+                ("events of", self._listen, EVENTS_PAUSE_S),
+                ("status of", self._measure, settings.status_s),
+            ):
+                fleet.spawn(fleet.for_ever(partial(work, host), pause_s=pause_s), f"{name} {host.name}")
+        fleet.spawn(fleet.for_ever(self._sweep, pause_s=settings.sweep_s), "sweep")
 
     async def look(self, host: Host) -> list[asyncio.Task[str]]:
         """Compare one host with the store and repair; returns the tasks that remove what has no right to live.
@@ -72,8 +77,10 @@ class Reconciler:
         now, removals = self._fleet.clock(), []
         for box in self._fleet.boxes.values():
             is_idle = not box.lock.locked() and (box.work is None or box.work.done())
-            if box.row.desired == DELETED and is_idle:
+            if is_idle and box.row.desired == DELETED:
                 removals.append(self._fleet.spawn(self._delete(box, "its deletion goes on"), f"clean {box.info.id}"))
+            elif is_idle and box.info.state in (State.PENDING, State.STARTING):  # not even its failure could be kept
+                removals.append(self._fleet.spawn(self._delete(box, "its creation broke off"), f"clean {box.info.id}"))
             elif box.row.desired != DELETED and 0 < box.info.expires_at <= now:
                 removals.append(self._fleet.spawn(self._delete(box, "its lease has ended"), f"clean {box.info.id}"))
         return removals
@@ -117,6 +124,7 @@ class Reconciler:
         if state is State.RECOVERING:
             self._lives.recover(box)
         elif state in LIVE:
+            self._lives.on_live(box)
             running = seen is not None and seen.status == "running"
             as_wished = running if desired == RUNNING else seen is not None and seen.status == "paused"
             settled = (state is State.STOPPED) == (desired == PAUSED)
@@ -148,36 +156,23 @@ class Reconciler:
         if box.life is not None:
             self._lives.lost(box, box.life)
 
-    async def _look_for_ever(self, host: Host) -> None:
-        while True:
-            self._look_soon[host.name].clear()
-            try:
-                await self.look(host)
-            except SandboxError:
-                pass  # it does not answer: the next look may find it back
-            try:
-                async with asyncio.timeout(self._fleet.settings.reconcile_s * self._fleet.rng.uniform(0.9, 1.1)):
-                    await self._look_soon[host.name].wait()
-            except TimeoutError:
-                pass
+    async def _look(self, host: Host) -> None:
+        try:
+            async with asyncio.timeout(self._fleet.settings.reconcile_s * self._fleet.rng.uniform(0.9, 1.1)):
+                await self._look_soon[host.name].wait()
+        except TimeoutError:
+            pass
+        self._look_soon[host.name].clear()
+        await self.look(host)
 
-    async def _look_at_images_for_ever(self, host: Host) -> None:
-        while True:
-            await asyncio.sleep(self._fleet.settings.images_s * self._fleet.rng.uniform(0.9, 1.1))
-            try:
-                await self._snapshots.sweep(host)
-                await self._snapshots.prune()
-            except SandboxError:
-                pass
+    async def _look_at_images(self, host: Host) -> None:
+        await asyncio.sleep(self._fleet.settings.images_s * self._fleet.rng.uniform(0.9, 1.1))
+        await self._snapshots.sweep(host)
+        await self._snapshots.prune()
 
-    async def _listen_for_ever(self, host: Host) -> None:
-        while True:
-            try:
-                async for event in host.driver.events(self._fleet.store.id):
-                    self._hear(host, event)
-            except SandboxError:
-                pass
-            await asyncio.sleep(EVENTS_PAUSE_S)
+    async def _listen(self, host: Host) -> None:
+        async for event in host.driver.events(self._fleet.store.id):
+            self._hear(host, event)
 
     def _hear(self, host: Host, event: HostEvent) -> None:
         parts = event.container.split("-")
@@ -190,17 +185,13 @@ class Reconciler:
         elif box is not None and is_present and event.kind in ("die", "pause", "unpause", "destroy"):
             self._lives.suspect(box)
 
-    async def _measure_for_ever(self, host: Host) -> None:
-        while True:
-            await host.look()
-            self._fleet.admission.wake()
-            await asyncio.sleep(self._fleet.settings.status_s)
+    async def _measure(self, host: Host) -> None:
+        await host.look()
+        self._fleet.admission.wake()
 
-    async def _sweep_for_ever(self) -> None:
-        while True:
-            self.sweep()
-            self._prune_history()
-            await asyncio.sleep(self._fleet.settings.sweep_s)
+    async def _sweep(self) -> None:
+        self.sweep()
+        self._prune_history()
 
 
 def _row(host: str, seen: Observed, now: float) -> Row | None:

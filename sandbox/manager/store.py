@@ -13,12 +13,14 @@ import os
 import secrets
 import sqlite3
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rollcage.errors import UserError
+from rollcage.sandbox.errors import SandboxError
 from rollcage.sandbox.types import Event, SandboxInfo, SandboxSpec, Snapshot, State
 
 RUNNING, PAUSED, DELETED = "running", "paused", "deleted"
@@ -115,17 +117,20 @@ class Store:
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, str(os.getpid()).encode(), 0)
         self.id = _store_id(folder / "id")
-        self._db = _open(folder / "manager.db")
+        self._path = folder / "manager.db"
+        self._db = _open(self._path)
 
     def save(self, row: Row, kind: str, data: Mapping[str, Any] | None = None) -> None:
         """Keep a sandbox and tell, in the same transaction, what happened to it; ``kind`` "" tells nothing.
 
         Of one that is DELETED only the id is kept, and its events.
+
+        Raises:
+            SandboxError: the file cannot be written; nothing is changed.
         """
         info = row.info
         place = (info.id, info.state, row.desired, info.generation, info.host, info.expires_at, info.created_at)
-        with self._db:
-            self._db.execute("BEGIN IMMEDIATE")
+        with self._transaction():
             if info.state is State.DELETED:  # its events say how it was
                 self._db.execute("DELETE FROM sandboxes WHERE id = ?", (info.id,))
                 gone = (info.id, self._clock(), info.created_at)
@@ -177,8 +182,7 @@ class Store:
             oldest = f"number IN (SELECT number FROM {table} ORDER BY number LIMIT {limit})"
             where = f"{oldest} AND (time < ? OR number <= ?)"
             values = (before, last[0] - most)
-            with self._db:
-                self._db.execute("BEGIN IMMEDIATE")
+            with self._transaction():
                 if table == "deleted":
                     found = self._db.execute(f"SELECT max(created_at) FROM deleted WHERE {where}", values).fetchone()
                     self._forget_up_to(found[0])
@@ -202,8 +206,7 @@ class Store:
 
     def add_snapshot(self, snapshot: Snapshot) -> None:
         """Keep a snapshot and tell its event."""
-        with self._db:
-            self._db.execute("BEGIN IMMEDIATE")
+        with self._transaction():
             values = (snapshot.id, snapshot.sandbox_id, snapshot.image, snapshot.host, snapshot.time)
             self._db.execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?, ?, ?)", values)
             self.tell(snapshot.sandbox_id, "snapshot", {"snapshot": snapshot.id})
@@ -225,6 +228,20 @@ class Store:
     def drained(self) -> set[str]:
         """Return the hosts that get no new sandboxes."""
         return {host for (host,) in self._db.execute("SELECT host FROM drained")}
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """Change all or nothing.
+
+        Raises:
+            SandboxError: the file cannot be written: what cannot be kept must not happen.
+        """
+        try:
+            with self._db:
+                self._db.execute("BEGIN IMMEDIATE")
+                yield
+        except sqlite3.OperationalError as error:
+            raise SandboxError(f"the manager's store {self._path} cannot be written: {error}") from error
 
     def close(self) -> None:
         """Close the file and let another manager have the folder; idempotent."""
