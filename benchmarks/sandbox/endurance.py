@@ -148,8 +148,9 @@ def main(argv: Sequence[str]) -> int:
     """Run the cases; exit code 0 only where all hold."""
     parser = CommandParser(
         "rollcage bench endurance",
-        "Leases for a minute over a kill of the manager, 50 sandboxes and 20 snapshots, 500 MiB in and out, 100\n"
-        "sandboxes at once, 50 with ports: each with what it must not cost. One JSON line a case on stdout; five minutes.",
+        "Leases for a minute over a kill of the manager, 20 snapshots and 50 sandboxes with volumes, 500 MiB in and out,\n"
+        "100 sandboxes at once, 50 with ports: each with what it must not cost. One JSON line a case on stdout.\n"
+        "It takes five minutes.",
         "rollcage bench endurance\nrollcage bench endurance files",
     )
     parser.add_argument("--image", default="rollcage-base", help="default rollcage-base")
