@@ -148,8 +148,8 @@ def main(argv: Sequence[str]) -> int:
     """Run the cases; exit code 0 only where all hold."""
     parser = CommandParser(
         "rollcage bench endurance",
-        "Leases for a minute over a kill of the manager, 20 snapshots and 50 sandboxes with volumes, 500 MiB in and out,\n"
-        "100 sandboxes at once, 50 with ports: each with what it must not cost. One JSON line a case on stdout.\n"
+        "Leases for a minute over a kill of the manager, 20 snapshots and 50 sandboxes with volumes, 500 MiB in and\n"
+        "out, 100 sandboxes at once, 50 with ports: each with what it must not cost. One JSON line a case on stdout.\n"
         "It takes five minutes.",
         "rollcage bench endurance\nrollcage bench endurance files",
     )
