@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from rollcage.sandbox.errors import (
+    BadArchive,
     BadRequest,
     BadSpec,
     DaemonForbidden,
@@ -14,6 +15,7 @@ from rollcage.sandbox.errors import (
     DiskPressure,
     HostUnavailable,
     ImageMissing,
+    InternalError,
     NoSuchPath,
     Overloaded,
     SandboxError,
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from rollcage.sandbox.sync import SyncSandboxes
 
 __all__ = [
+    "BadArchive",
     "BadRequest",
     "BadSpec",
     "Client",
@@ -45,6 +48,7 @@ __all__ = [
     "ExecResult",
     "HostUnavailable",
     "ImageMissing",
+    "InternalError",
     "Manager",
     "NoSuchPath",
     "Overloaded",

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, Self
 
-from rollcage.sandbox.errors import NoSuchPath, SandboxError, UnsafePath
+from rollcage.sandbox.errors import BadArchive, NoSuchPath, SandboxError, UnsafePath
 from rollcage.sandbox.types import MIB
 
 CHUNK_BYTES = MIB
@@ -35,9 +35,8 @@ async def pack(source: Path | bytes, name: str) -> AsyncGenerator[bytes, None]:
     """Yield a tar stream of a file, a folder or bytes, called ``name`` in there. Owners are not kept; modes are.
 
     Raises:
-        NoSuchPath: there is no ``source``.
+        NoSuchPath: there is no ``source``, or a file shrank while it was read.
         UnsafePath: a symlink leads out of ``source``, or something is neither file, folder nor symlink.
-        SandboxError: a file shrank while it was read.
     """
     chunks = _members(source, name)
     reading: asyncio.Future[bytes | None] | None = None
@@ -99,7 +98,7 @@ def _member(source: Path, path: Path, name: str) -> Iterator[bytes]:
             yield _header(member)
             while left:
                 if not (chunk := file.read(min(left, CHUNK_BYTES))):
-                    raise SandboxError(f"{path} became shorter while it was read.")
+                    raise NoSuchPath(f"{path} became shorter while it was read.")
                 left -= len(chunk)
                 yield chunk
         yield _padding(member.size)
@@ -121,7 +120,7 @@ async def unpack(chunks: AsyncIterator[bytes], target: Path) -> None:
     Raises:
         FileExistsError: ``target`` exists. NoSuchPath: its folder does not.
         UnsafePath: a member would land outside of ``target``, or is a device or a link that leads out of it.
-        SandboxError: it is no tar archive, or is cut short.
+        BadArchive: it is no tar archive, or is cut short.
     """
     if os.path.lexists(target):
         raise FileExistsError(f"{target} exists.")
@@ -200,9 +199,9 @@ def _write(reader: _Reader, part: Path) -> None:
     except tarfile.FilterError as error:
         raise UnsafePath(f"the archive holds what must not be unpacked: {error}.") from None
     except (tarfile.TarError, EOFError, KeyError, ValueError) as error:  # the last two: a hard link to nothing
-        raise SandboxError(f"the archive cannot be read: {error}.") from None
+        raise BadArchive(f"the archive cannot be read: {error}.") from None
     if not os.path.lexists(part):
-        raise SandboxError("the archive is empty.")
+        raise BadArchive("the archive is empty.")
     while reader.read(MIB):  # the padding behind the archive's end: whoever sends it shall not find a closed door
         pass
 

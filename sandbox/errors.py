@@ -77,7 +77,7 @@ class Overloaded(SandboxError):
 
 
 class DiskPressure(SandboxError):
-    """A host has too little free disk for new sandboxes."""
+    """A host has too little free disk for new sandboxes, or a sandbox's own file system is full."""
 
 
 class NoSuchPath(SandboxError):
@@ -86,6 +86,14 @@ class NoSuchPath(SandboxError):
 
 class UnsafePath(SandboxError):
     """An archive member leads out of its folder: "..", an absolute path, a link, or a device."""
+
+
+class BadArchive(SandboxError):
+    """What should be a tar archive is none, is empty, or is cut short."""
+
+
+class InternalError(SandboxError):
+    """What must not happen: a bug in the manager, its service or its agent. The service's log says more."""
 
 
 class DaemonUnreachable(SandboxError, UserError):

@@ -11,7 +11,7 @@ from contextlib import aclosing
 from typing import Any, TypeVar
 
 from rollcage.sandbox.base import Sandboxes
-from rollcage.sandbox.errors import SandboxError
+from rollcage.sandbox.errors import SandboxUnavailable
 
 CANCEL_S = 30.0
 """Longest wait for a call that was cancelled to end."""
@@ -51,7 +51,7 @@ class LoopThread:
 
         try:
             self._schedule(start)
-        except SandboxError:
+        except SandboxUnavailable:
             call.close()
             raise
         try:
@@ -85,12 +85,13 @@ class LoopThread:
 
     def _schedule(self, callback: Callable[[], object]) -> None:
         if not self.is_mine:
-            raise SandboxError("these sandboxes were opened before a fork: open them again in this process.")
+            raise SandboxUnavailable("these sandboxes were opened before a fork: open them again in this process.")
         if threading.current_thread() is self._thread:
-            raise SandboxError("a call from inside another one would wait for ever: use the asynchronous interface.")
+            text = "a call from inside another one would wait for ever: use the asynchronous interface."
+            raise SandboxUnavailable(text)
         with self._lock:  # what is scheduled before the loop's end is started, and then told its fate
             if self._is_stopped:
-                raise SandboxError("these sandboxes are closed.")
+                raise SandboxUnavailable("these sandboxes are closed.")
             self._loop.call_soon_threadsafe(callback)
 
     def _run(self) -> None:
@@ -117,7 +118,7 @@ class LoopThread:
 
 def _tell(task: asyncio.Task[T], done: concurrent.futures.Future[T]) -> None:
     if task.cancelled():
-        done.set_exception(SandboxError("the call was cancelled: these sandboxes were closed meanwhile."))
+        done.set_exception(SandboxUnavailable("the call was cancelled: these sandboxes were closed meanwhile."))
     elif (error := task.exception()) is not None:
         done.set_exception(error)
     else:

@@ -23,6 +23,7 @@ STATUS: dict[type[RollcageError], int] = {
     errors.BadSpec: 422,
     errors.ImageMissing: 422,
     errors.UnsafePath: 422,
+    errors.BadArchive: 422,
     errors.StartTimeout: 504,
     errors.StartFailed: 502,
     errors.DeadlineExceeded: 504,

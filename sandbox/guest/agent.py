@@ -245,12 +245,11 @@ def unpack_archive(stream: BinaryIO, folder: str) -> None:
                 pass
         _make_links(links)
     except OSError as error:
-        raise ArchiveError(
-            "SandboxError" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO) else "NoSuchPath",
-            f"{error.filename or folder}: {error.strerror or error}",
-        ) from error
+        kinds = {errno.ENOSPC: "DiskPressure", errno.EDQUOT: "DiskPressure", errno.EIO: "SandboxUnavailable"}
+        kind = kinds.get(error.errno or 0, "NoSuchPath")
+        raise ArchiveError(kind, f"{error.filename or folder}: {error.strerror or error}") from error
     except (tarfile.TarError, EOFError, ValueError) as error:
-        raise ArchiveError("SandboxError", f"not a whole archive: {error}") from error
+        raise ArchiveError("BadArchive", f"not a whole archive: {error}") from error
 
 
 def _unpack_member(archive: Any, member: Any, root: str, links: dict[str, tuple[str, str]]) -> None:
@@ -1187,7 +1186,7 @@ class Agent:
         except ArchiveError as error:
             os.write(2, json.dumps({"kind": error.kind, "message": str(error)}).encode())
         except BaseException as error:  # noqa: BLE001  (a child must end here, whatever happens)
-            os.write(2, json.dumps({"kind": "SandboxError", "message": repr(error)}).encode())
+            os.write(2, json.dumps({"kind": "InternalError", "message": repr(error)}).encode())
         finally:
             os._exit(code)
 
@@ -1294,7 +1293,7 @@ class Agent:
                 raise ValueError("no such operation")
             handler(header, payload)
         except Exception as error:  # noqa: BLE001  (a bad request must not end the other commands)
-            self.send_error(header.get("id"), "SandboxError", f"{type(error).__name__}: {error}")
+            self.send_error(header.get("id"), "InternalError", f"{type(error).__name__}: {error}")
 
     # -- operations
 

@@ -10,8 +10,11 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from rollcage.sandbox.errors import (
+    BadArchive,
     DeadlineExceeded,
+    DiskPressure,
     GuestLost,
+    InternalError,
     NoSuchPath,
     SandboxError,
     SandboxUnavailable,
@@ -25,6 +28,8 @@ _ERRORS: dict[str, type[SandboxError]] = {
     "SandboxUnavailable": SandboxUnavailable,
     "NoSuchPath": NoSuchPath,
     "UnsafePath": UnsafePath,
+    "BadArchive": BadArchive,
+    "DiskPressure": DiskPressure,
 }
 _NUMBER = (int, float)
 _MESSAGES: dict[str, dict[str, type | tuple[type, ...]]] = {
@@ -132,7 +137,7 @@ class Call:
         self._num_waiting_bytes -= agent.charge(payload)
         self._is_answered = message["op"] in _LAST
         if message["op"] == "error":
-            raise _ERRORS.get(message["kind"], SandboxError)(message["message"])
+            raise _ERRORS.get(message["kind"], InternalError)(message["message"])
         return message, payload
 
     async def _wait(self) -> None:
@@ -174,7 +179,7 @@ class Call:
         )
 
     def check_moved(self, done: dict[str, Any], payload: bytes) -> None:
-        """Raise what a put or get that failed inside says: NoSuchPath, UnsafePath, DeadlineExceeded or SandboxError."""
+        """Raise what a put or get that failed inside says: NoSuchPath, UnsafePath, BadArchive or DeadlineExceeded."""
         result = self.result(done, payload)
         if result.ok:
             return
@@ -184,6 +189,8 @@ class Call:
             error = json.loads(result.stderr)
             kind, message = str(error["kind"]), str(error["message"])
         except (ValueError, TypeError, KeyError):
-            how = "the kernel killed it for memory" if result.oom_killed else f"it ended with {result}"
-            raise SandboxError(f"{self._what} failed: {how}.") from None
-        raise _ERRORS.get(kind, SandboxError)(message)
+            if result.signal is None:
+                raise InternalError(f"{self._what} failed: it ended with {result}.") from None
+            how = "for memory" if result.oom_killed else f"by signal {result.signal}"
+            raise SandboxUnavailable(f"{self._what} failed: it was killed {how}.") from None
+        raise _ERRORS.get(kind, InternalError)(message)

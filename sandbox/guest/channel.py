@@ -12,7 +12,7 @@ from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 from typing import Any, Protocol
 
-from rollcage.sandbox.errors import DeadlineExceeded, GuestLost, SandboxError, SandboxUnavailable
+from rollcage.sandbox.errors import BadArchive, DeadlineExceeded, GuestLost, SandboxUnavailable
 from rollcage.sandbox.guest import agent
 from rollcage.sandbox.guest.base import OnOutput
 from rollcage.sandbox.guest.call import Call
@@ -163,7 +163,7 @@ class AgentGuest:
                         message, payload = await call.next()
                         if message["op"] == "done":  # before the end: it was refused
                             call.check_moved(message, payload)
-                            raise SandboxError("The archive went on after its end.")
+                            raise BadArchive("The archive went on after its end.")
                         room += message["n"]
                     room -= len(piece)
                     self._send({"op": "data", "id": call.id}, piece)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from rollcage.sandbox.drivers.base import Container, Observed
-from rollcage.sandbox.errors import DeadlineExceeded, GuestLost, NoSuchPath, SandboxError
+from rollcage.sandbox.errors import DeadlineExceeded, GuestLost, NoSuchPath, SandboxUnavailable
 from rollcage.sandbox.guest.base import OnOutput
 from rollcage.sandbox.types import MIB, ExecRequest, ExecResult, Output, Vitals
 
@@ -192,7 +192,7 @@ class FakeGuest:
                     if inside.behaviour.agent_hangs:
                         await asyncio.sleep(1e9)
                     if inside.sick:
-                        raise SandboxError(f"no process can be started in {inside.container.name}")
+                        raise SandboxUnavailable(f"no process can be started in {inside.container.name}")
                     result: T = await self._faulty(call, answer)
                     return result
                 finally:

@@ -35,8 +35,8 @@ _OOM = """oom() { n=0; for f in /sys/fs/cgroup/memory/memory.oom_control /sys/fs
 [ -r $f ] && while read k v; do [ "$k" = oom_kill ] && n=$v; done <$f; done; }"""
 
 # $1 secret, $2 seconds, $3 directory, the rest: the command. The command runs in a session of its own, and so does the
-# clock, which kills it, and which once it strikes no longer lets itself be stopped: how it ends says whether it has. The
-# secret tells the host where the output ends, whoever still holds the pipes.
+# clock, which kills it and, once it strikes, lets nobody stop it any more: how it ends says whether it has. The secret
+# tells the host where the output ends, whoever still holds the pipes.
 _RUN = f"""{_OOM}
 {KILL}
 s=$1; t=$2; d=$3; shift 3; oom; before=$n; exec 3<&0

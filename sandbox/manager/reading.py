@@ -6,7 +6,7 @@ import io
 import tarfile
 from collections.abc import AsyncIterator
 
-from rollcage.sandbox.errors import NoSuchPath, SandboxError, UnsafePath
+from rollcage.sandbox.errors import BadArchive, NoSuchPath, UnsafePath
 
 OVERHEAD_BYTES = 64 * 1024
 """More than the headers and the padding of an archive with one file."""
@@ -22,7 +22,7 @@ async def read_file(chunks: AsyncIterator[bytes], source: str, max_bytes: int) -
 
     Raises:
         NoSuchPath: it is a folder, or something else that is no file. UnsafePath: it is larger.
-        SandboxError: that is no tar stream.
+        BadArchive: that is no tar stream.
     """
     archive, is_whole = bytearray(), True
     async for chunk in chunks:
@@ -43,4 +43,4 @@ async def read_file(chunks: AsyncIterator[bytes], source: str, max_bytes: int) -
             content = tar.extractfile(member)
             return content.read() if content is not None else b""
     except tarfile.TarError as error:
-        raise SandboxError(f"the archive of {source} cannot be read: {error}") from None
+        raise BadArchive(f"the archive of {source} cannot be read: {error}") from None

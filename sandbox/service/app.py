@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect
 from rollcage.errors import RollcageError
 from rollcage.sandbox.base import Sandboxes
 from rollcage.sandbox.client.wire import error_to_json
-from rollcage.sandbox.errors import BadRequest, BadSpec, SandboxError
+from rollcage.sandbox.errors import BadRequest, BadSpec, InternalError
 from rollcage.sandbox.service import commands, routes
 from rollcage.sandbox.service.gate import Gate
 from rollcage.sandbox.service.page import render
@@ -26,9 +26,10 @@ class Service:
     Args:
         sandboxes: the manager; not closed here.
         token: what every request must show.
+        is_local: see `Gate`.
     """
 
-    def __init__(self, sandboxes: Sandboxes, token: str) -> None:
+    def __init__(self, sandboxes: Sandboxes, token: str, *, is_local: bool = True) -> None:
         self._sessions = Sessions()
         app = FastAPI(
             title="Rollcage sandboxes",
@@ -47,7 +48,7 @@ class Service:
         _add_page(app)
         app.include_router(routes.router)
         app.include_router(commands.router)
-        self.app = Gate(app, token)
+        self.app = Gate(app, token, is_local=is_local)
 
     def stop(self) -> None:
         """End the calls that run; their clients are told."""
@@ -89,7 +90,7 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def unknown(request: Request, error: Exception) -> Response:  # the traceback goes to the log
-        return _error(SandboxError(f"the service failed ({type(error).__name__}); its log says more."))
+        return _error(InternalError(f"the service failed ({type(error).__name__}); its log says more."))
 
 
 def _error(error: RollcageError, *, status: int | None = None) -> JSONResponse:

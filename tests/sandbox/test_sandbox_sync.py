@@ -133,7 +133,7 @@ def test_close_cancels_what_runs_and_can_be_called_again(tmp_path: Path) -> None
     opened.close()
     opened.close()
     calling.join(timeout=10.0)
-    assert [type(end) for end in ends] == [SandboxError]
+    assert [type(end) for end in ends] == [SandboxUnavailable]
     with pytest.raises(SandboxError, match="closed"):
         box.exec("true")
     with SyncSandboxes(folder=tmp_path, endpoints=("process:",)) as again:
