@@ -11,10 +11,7 @@ from contextlib import suppress
 
 from rollcage.sandbox.drivers.base import Container, HostEvent, HostStatus, Observed
 from rollcage.sandbox.drivers.docker_api import DEFAULT_ENDPOINT, Engine, one_line, read_log, show
-from rollcage.sandbox.drivers.docker_config import (
-    LABEL_GATED,
-    of_manager,
-)
+from rollcage.sandbox.drivers.docker_config import LABEL_GATED, of_manager
 from rollcage.sandbox.drivers.docker_guest import connect_guest
 from rollcage.sandbox.drivers.docker_network import Gate, gate_name
 from rollcage.sandbox.drivers.docker_observed import host_event, image_names, is_running, listed, observed, sort_parts

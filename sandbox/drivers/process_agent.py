@@ -9,7 +9,6 @@ import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
 
 from rollcage.sandbox.errors import SandboxUnavailable
 
@@ -52,10 +51,12 @@ class AgentPipe:
                 ends.append(writer)
                 reader, other = await asyncio.open_connection(sock=stdout, limit=1 << 18)
                 ends.append(other)
-                process = await _started(argv, their_stdin, their_stdout, stderr, env, cwd)
+                process = await _started(argv, their_stdin.fileno(), their_stdout.fileno(), stderr.fileno(), env, cwd)
         except BaseException as error:
-            for end in (*ends, stdin, stdout):
+            for end in ends:
                 end.close()
+            stdin.close()
+            stdout.close()
             if isinstance(error, OSError):
                 raise SandboxUnavailable(f"The agent cannot be started: {error}") from error
             raise
@@ -85,21 +86,16 @@ class AgentPipe:
 
 
 async def _started(
-    argv: tuple[str, ...],
-    stdin: socket.socket,
-    stdout: socket.socket,
-    stderr: IO[bytes],
-    env: Mapping[str, str],
-    cwd: Path,
+    argv: tuple[str, ...], stdin: int, stdout: int, stderr: int, env: Mapping[str, str], cwd: Path
 ) -> subprocess.Popen[bytes]:
     """Start a process off the event loop; where the caller is called off meanwhile, none is left."""
-    starting = asyncio.create_task(
-        asyncio.to_thread(
-            lambda: subprocess.Popen(
-                argv, stdin=stdin, stdout=stdout, stderr=stderr, env=env, cwd=cwd, start_new_session=True
-            )
+
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            argv, stdin=stdin, stdout=stdout, stderr=stderr, env=env, cwd=cwd, start_new_session=True
         )
-    )
+
+    starting = asyncio.create_task(asyncio.to_thread(start))
     try:
         return await asyncio.shield(starting)
     except asyncio.CancelledError:
