@@ -14,6 +14,7 @@ from rollcage.errors import UserError, did_you_mean
 
 _VECTOR = "rollcage.envs.vector"
 _BUILTIN = {
+    "rollcage/ALFWorld-v0": "rollcage.envs.alfworld.env:ALFWorldEnv",
     "rollcage/Countdown-v0": "rollcage.envs.countdown.env:CountdownEnv",
     "rollcage/FrozenLake-v0": "rollcage.envs.frozen_lake.env:FrozenLakeEnv",
     "rollcage/Math-v0": "rollcage.envs.math.env:MathEnv",

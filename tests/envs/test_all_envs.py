@@ -22,10 +22,14 @@ from rollcage.errors import UserError
 
 ENV_IDS = sorted(env_id for env_id in gymnasium.registry if env_id.startswith("rollcage/"))
 VARIANTS = {
+    "rollcage/ALFWorld-v0": [{"show_admissible": True, "progress_reward": 0.5, "step_penalty": 0.01}],
     "rollcage/Countdown-v0": [{"max_attempts": 3, "num_numbers": [3, 6]}],
     "rollcage/FrozenLake-v0": [{"is_slippery": True, "size": 6}, {"moves_per_turn": 3, "step_penalty": 0.1}],
     "rollcage/Sokoban-v0": [{"size": 8, "num_boxes": 3, "moves_per_turn": 2, "end_on_deadlock": True}],
 }
+WITHOUT_DATA = {"rollcage/ALFWorld-v0": {"dataset": "sample"}}
+"""Arguments of environments that have to be given data by default."""
+
 CASES = [(env_id, arguments) for env_id in ENV_IDS for arguments in [{}, *VARIANTS.get(env_id, [])]]
 SECTIONS = (
     "Description",
@@ -46,7 +50,7 @@ every_case = pytest.mark.parametrize(
 
 
 def make(env_id, **arguments):
-    env = gymnasium.make(env_id, **arguments)
+    env = gymnasium.make(env_id, **WITHOUT_DATA.get(env_id, {}), **arguments)
     assert isinstance(env, TextEnv), "no wrapper stands between"
     return env
 
@@ -87,7 +91,7 @@ def test_gymnasiums_check_env_finds_nothing_and_warns_of_nothing_e14(env_id, arg
 
 @every_env
 def test_make_vec_with_plain_arguments_says_what_single_environments_say_e14(env_id):
-    vector = gymnasium.make_vec(env_id, num_envs=4)
+    vector = gymnasium.make_vec(env_id, num_envs=4, **WITHOUT_DATA.get(env_id, {}))
     try:
         observations, infos = vector.reset(seed=7)
         singles = [make(env_id).reset(seed=7 + i) for i in range(4)]
