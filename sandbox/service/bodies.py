@@ -26,6 +26,10 @@ def _decoded(text: Any) -> bytes:
 Base64 = Annotated[bytes, BeforeValidator(_decoded), WithJsonSchema({"type": "string", "format": "base64"})]
 
 
+Name = Annotated[str, Field(max_length=500, pattern=r"^[^\x00-\x1f\x7f]*$")]
+"""A key or an owner."""
+
+
 class Body(BaseModel):
     """A JSON body."""
 
@@ -36,8 +40,8 @@ class Create(Body):
     """A sandbox to be; see `Sandboxes.create`."""
 
     spec: SandboxSpec
-    key: str = ""
-    owner: str = ""
+    key: Name = ""
+    owner: Name = ""
     deadline_s: Seconds = 120.0
 
 
@@ -76,7 +80,7 @@ class Restore(Body):
 class Fork(Body):
     """See `Sandbox.fork`."""
 
-    key: str = ""
+    key: Name = ""
     snapshot_id: str = ""
 
 

@@ -85,18 +85,26 @@ class Streamed(Response):
         chunks: what is sent.
         media_type: of all of it.
         limit_s: longest time that all of the pieces may take, the client's own not counted.
+        hears_leaving: in place of the request's own ``receive``, where somebody else reads the request's body.
     """
 
-    def __init__(self, chunks: AsyncGenerator[bytes, None], *, media_type: str, limit_s: float) -> None:
+    def __init__(
+        self,
+        chunks: AsyncGenerator[bytes, None],
+        *,
+        media_type: str,
+        limit_s: float,
+        hears_leaving: Receive | None = None,
+    ) -> None:
         super().__init__(media_type=media_type, headers={"cache-control": "no-store"})
         del self.headers["content-length"]
         self._chunks, self._limit_s, self._left_s = chunks, limit_s, limit_s
-        self._has_started = False
+        self._has_started, self._hears_leaving = False, hears_leaving
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response. What goes wrong after its start can only break it off."""
         try:
-            await while_connected(scope, receive, self._send(send), limit_s=None)
+            await while_connected(scope, self._hears_leaving or receive, self._send(send), limit_s=None)
         except (RollcageError, ClientDisconnect):
             if not self._has_started:
                 raise

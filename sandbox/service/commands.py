@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
@@ -9,6 +10,8 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
+from pydantic import Json
+from starlette.types import Message
 
 from rollcage.errors import RollcageError
 from rollcage.sandbox.client.wire import error_to_json, output_to_json, result_to_json
@@ -18,7 +21,11 @@ from rollcage.sandbox.service.found import Generation, Id, Present, ask, present
 from rollcage.sandbox.types import MIB, ExecResult, Output
 
 router = APIRouter()
+Inner = Annotated[str, Query(max_length=4096, pattern=r"^[^\x00]*$", description="in the sandbox")]
 Timeout = Annotated[float, Query(gt=0, le=bodies.DAY_S, description="seconds")]
+RAW: dict[str, Any] = {
+    "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+}
 TAR: dict[str, Any] = {"content": {"application/x-tar": {"schema": {"type": "string", "format": "binary"}}}}
 
 
@@ -38,6 +45,37 @@ async def stream(it: Present, body: bodies.Exec) -> Response:
     """
     return Streamed(
         _lines(it.stream(**_command(body))), media_type="application/x-ndjson", limit_s=body.timeout_s + GRACE_S
+    )
+
+
+@router.post("/v1/sandboxes/{sandbox_id}/pipe", openapi_extra={"requestBody": RAW}, tags=["commands"])
+async def pipe(
+    request: Request, it: Present, command: Annotated[Json[bodies.Exec], Query(description="JSON, as of `exec`")]
+) -> Response:
+    """Run a command whose input is the body, sent on while it runs: one can talk to it.
+
+    The answer is as of `stream`, and begins at once, with an empty line. A command that reads slowly slows the client
+    down; one that reads nothing any more does not hear that the client leaves before its own deadline.
+    """
+    ended = asyncio.Event()
+
+    async def chunks() -> AsyncIterator[bytes]:
+        async for chunk in request.stream():  # it raises where the client leaves
+            yield chunk
+        ended.set()
+
+    async def lines() -> AsyncGenerator[bytes, None]:
+        yield b"\n"
+        async with aclosing(_lines(it.stream(**{**_command(command), "stdin": chunks()}), has_started=True)) as told:
+            async for line in told:
+                yield line
+
+    async def left() -> Message:
+        await ended.wait()
+        return await request.receive()
+
+    return Streamed(
+        lines(), media_type="application/x-ndjson", limit_s=command.timeout_s + GRACE_S, hears_leaving=left
     )
 
 
@@ -69,7 +107,7 @@ async def close_session(request: Request, sandbox_id: Id, session_id: str) -> Re
 
 @router.post("/v1/sandboxes/{sandbox_id}/files", openapi_extra={"requestBody": TAR}, tags=["files"])
 async def put(
-    request: Request, sandbox_id: Id, folder: str, generation: Generation = 0, timeout_s: Timeout = 600.0
+    request: Request, sandbox_id: Id, folder: Inner, generation: Generation = 0, timeout_s: Timeout = 600.0
 ) -> Response:
     """Unpack the body, a tar archive of any length, into a folder, which is made."""
 
@@ -85,7 +123,7 @@ async def put(
 @router.get(
     "/v1/sandboxes/{sandbox_id}/files", responses={200: {**TAR, "description": "a tar archive"}}, tags=["files"]
 )
-async def get(it: Present, path: str, timeout_s: Timeout = 600.0) -> Response:
+async def get(it: Present, path: Inner, timeout_s: Timeout = 600.0) -> Response:
     """Return a file or folder as a tar archive, streamed. It breaks off where something goes wrong midway."""
     return Streamed(
         _chunks(it.get_archive(path, timeout_s=timeout_s)), media_type="application/x-tar", limit_s=timeout_s + GRACE_S
@@ -96,7 +134,7 @@ async def get(it: Present, path: str, timeout_s: Timeout = 600.0) -> Response:
 async def read(
     request: Request,
     it: Present,
-    path: str,
+    path: Inner,
     max_bytes: Annotated[int, Query(ge=0, le=bodies.MAX_OUTPUT_BYTES)] = 16 * MIB,
 ) -> Response:
     """Return a file's bytes."""
@@ -115,8 +153,9 @@ async def _chunks(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
             yield chunk
 
 
-async def _lines(items: AsyncIterator[Output | ExecResult]) -> AsyncGenerator[bytes, None]:
-    has_started = False
+async def _lines(
+    items: AsyncIterator[Output | ExecResult], *, has_started: bool = False
+) -> AsyncGenerator[bytes, None]:
     try:
         async with aclosing(items) as outputs:  # type: ignore[type-var]  # `stream` is a generator
             async for item in outputs:

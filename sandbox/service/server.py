@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import logging
 import os
 import secrets
 import signal
@@ -20,11 +21,12 @@ from rollcage.sandbox.base import Sandboxes
 from rollcage.sandbox.client.address import ServiceAddress, remove_address, write_address
 from rollcage.sandbox.errors import BadSpec
 from rollcage.sandbox.service.app import Service
+from rollcage.sandbox.service.connections import ServiceConnection
 
 KEEP_ALIVE_S = 75
 """An idle connection is kept for so long: longer than clients keep theirs, so that none is closed under a request."""
-
-
+LINGER_S = 1.0
+"""So long clients have to read their last answers when the service ends."""
 CANCEL_S = 10
 """Calls that do not end when they are told to are left after so long."""
 
@@ -102,10 +104,11 @@ async def _run(
     grace_s: float,
 ) -> None:
     known = ServiceAddress(_address(listen, listener), secrets.token_urlsafe(32), os.getpid())
-    service = Service(sandboxes, known.token)
+    service = Service(sandboxes, known.token, is_local=listen.unix_socket is None and not listen.beyond_loopback)
     server = _Server(
         uvicorn.Config(
             service.app,
+            http=ServiceConnection,
             lifespan="off",
             log_config=None,
             access_log=False,
@@ -115,6 +118,8 @@ async def _run(
             timeout_graceful_shutdown=round(grace_s) + CANCEL_S,
         )
     )
+    log = logging.getLogger("uvicorn.error")
+    log.addFilter(_is_news)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     waiting = asyncio.create_task(ended.wait())
     try:
@@ -127,10 +132,19 @@ async def _run(
         waiting.cancel()
         await asyncio.wait({serving}, timeout=grace_s)
         service.stop()
+        await asyncio.wait({serving}, timeout=LINGER_S)
+        for connection in list(server.server_state.connections):  # of clients that do not read what they are sent
+            connection.transport.abort()
         await asyncio.gather(serving, waiting, return_exceptions=True)
         await service.close()
+        log.removeFilter(_is_news)
     if not serving.cancelled() and (failure := serving.exception()) is not None:
         raise failure
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Leave out of the log that a stream was broken off: its client is told, and it is meant where a service ends."""
+    return "without completing response" not in record.msg and "timeout graceful shutdown" not in record.msg
 
 
 class _Server(uvicorn.Server):
