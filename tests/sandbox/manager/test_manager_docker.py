@@ -25,6 +25,7 @@ from rollcage.sandbox import (
 )
 from rollcage.sandbox.drivers.docker import DockerDriver
 from rollcage.sandbox.manager.manager import Manager
+from rollcage.sandbox.types import MIB
 
 Scenario = Callable[[Manager, DockerDriver], Awaitable[None]]
 Run = Callable[[Scenario], None]
@@ -107,6 +108,35 @@ def test_S10_a_killed_sandbox_is_restored_within_5_s_with_its_checkpointed_files
         result = await sandbox.exec("cat notes")
         assert (result.stdout, result.generation) == (b"checkpointed\n", 2)
         assert time.monotonic() - begin_s < 5.0
+
+    run(scenario)
+
+
+def test_S10_what_hangs_is_found_out_within_10_s_and_restored_within_5_s_more(run: Run) -> None:
+    async def scenario(manager: Manager, driver: DockerDriver) -> None:
+        sandbox = await manager.create(SandboxSpec(restart=RestartPolicy.RESTORE))
+        await sandbox.exec("echo checkpointed > notes")
+        await sandbox.snapshot()
+        call = asyncio.create_task(sandbox.exec("kill -STOP -1", timeout_s=60))  # the agent, too; the container runs on
+        begin_s = time.monotonic()
+        with pytest.raises(SandboxRestarted):
+            await call
+        assert time.monotonic() - begin_s < 10.0
+        await reach(sandbox, State.READY, within_s=5.0)
+        result = await sandbox.exec("cat notes")
+        assert (result.stdout, result.generation) == (b"checkpointed\n", 2)
+
+    run(scenario)
+
+
+def test_S9_a_main_process_that_is_killed_for_memory_says_so(run: Run) -> None:
+    async def scenario(manager: Manager, driver: DockerDriver) -> None:
+        greedy = "import time; time.sleep(1); b = bytearray(200 * 2**20)"
+        sandbox = await manager.create(SandboxSpec(command=("python3", "-c", greedy), memory_bytes=64 * MIB))
+        await reach(sandbox, State.FAILED, within_s=15.0)
+        info = await sandbox.info()
+        assert (info.exit_code, info.oom_killed) == (137, True)
+        assert info.message.endswith("(killed for memory)")
 
     run(scenario)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -34,6 +35,7 @@ class Storm:
 
     def __init__(self, world: Any, seed: int) -> None:
         self.world, self.rng = world, random.Random(seed)
+        self.settings = replace(SETTINGS, move_after_s=3.0) if seed % 2 else SETTINGS
         self.manager: Any = None
         self.handles: list[Any] = []
         self.calls: set[asyncio.Task[None]] = set()
@@ -125,7 +127,7 @@ class Storm:
 
     async def open(self) -> None:
         """Open a manager, and hold its sandboxes."""
-        self.manager = await self.world.manager(SETTINGS)
+        self.manager = await self.world.manager(self.settings)
         self.handles = [await self.manager.attach(info.id) for info in await self.manager.list_sandboxes()]
 
     async def rage(self) -> None:
