@@ -84,7 +84,9 @@ def report(result: dict[str, Any]) -> str:
         f"server added where it takes part), one CPU and 256 MiB each. Everyone has a process of its own and takes "
         f"turns, {how['turns']} of each kind, in random order. {how['cpu']}, {how['memory_gib']:.0f} GiB, Linux "
         f"{how['kernel']}; Python {how['python']}; {listed}; load {how['load_before']:.2f} before and "
-        f"{how['load_after']:.2f} after. swe-rex needs a network (its server is spoken to over a port).",
+        f"{how['load_after']:.2f} after. swe-rex needs a network (its server is spoken to over a port). "
+        "rl-rock (1.11.0) takes no part: it starts every sandbox with `--privileged`, which the daemon of the machine "
+        'that this comparison was written on refuses ("unable to apply caps: operation not permitted").',
     ]
     for name, error in ((name, found["error"]) for name, found in measured.items() if "error" in found):
         lines += ["", f"{name} could not be measured: {error}"]
