@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 from rollcage.errors import RollcageError
 from rollcage.sandbox.chaos.ledger import Ledger
-from rollcage.sandbox.errors import SandboxError, SandboxRestarted, Unauthorized
+from rollcage.sandbox.errors import InternalError, SandboxError, SandboxRestarted, Unauthorized
 from rollcage.sandbox.types import ExecResult
 
 T = TypeVar("T")
@@ -56,7 +56,12 @@ class Caller:
         except RollcageError as error:
             if isinstance(error, SandboxRestarted):
                 self.generation = max(self.generation, error.generation)
-            is_typed = type(error) not in (RollcageError, SandboxError, Unauthorized)  # its token is right
+            is_typed = type(error) not in (
+                RollcageError,
+                SandboxError,
+                InternalError,
+                Unauthorized,
+            )  # its token is right
             self.ledger.check("typed", self.cycle, is_typed, f"{what} raised {error!r}")
             answer = Answer(None, error)
         except TimeoutError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 
 from rollcage.errors import RollcageError
@@ -40,6 +41,7 @@ class Stage:
         witness, driver: at the daemon itself.
         ledger: of the run.
         seed: of the run.
+        no_starts: see `rollcage.sandbox.chaos.proxy.Proxy.no_starts`.
         restart_daemon: kills the daemon and starts it again, where it is the harness's own.
     """
 
@@ -50,6 +52,7 @@ class Stage:
     driver: Driver
     ledger: Ledger
     seed: int
+    no_starts: Callable[[int], AbstractAsyncContextManager[None]]
     restart_daemon: Callable[[], Awaitable[None]] | None = None
 
 
@@ -91,12 +94,15 @@ class Cycle:
         if self._plan.kill_after_s is not None:
             await asyncio.sleep(self._plan.kill_after_s)
             self._story.append("manager killed")
-            try:
-                await self._stage.keeper.kill()
-            except RollcageError as error:
-                self._ledger.check("comes back", self._plan.number, False, str(error))
-            else:
-                self._ledger.check("comes back", self._plan.number, True, "")
+            await self._restart_manager()
+
+    async def _restart_manager(self) -> None:
+        try:
+            await self._stage.keeper.kill()
+        except RollcageError as error:
+            self._ledger.check("comes back", self._plan.number, False, str(error))
+        else:
+            self._ledger.check("comes back", self._plan.number, True, "")
 
     async def _create(self) -> Sandbox | None:
         """Create it, with several callers of one key; again, by the same key, where none of them got it."""
@@ -218,10 +224,16 @@ class Cycle:
         if self._plan.restart_daemon and self._stage.restart_daemon is not None:
             injury = "daemon restart"
             await self._stage.restart_daemon()
+        elif self._plan.injury is Injury.SNAPSHOT_KILL:
+            taking = asyncio.create_task(self._call("snapshot", box.snapshot, OPERATION_S))
+            await asyncio.sleep(random.Random(self._token).uniform(0.0, 0.4))
+            await self._restart_manager()
+            await taking
         else:
             (container, *_) = [*self._stage.witness.containers_of(box.id), ""]
-            driver, up = self._stage.driver, self._stage.keeper.up
-            await injure(self._call, box, container, self._plan.injury, driver, up)
+            driver, up, is_frozen = self._stage.driver, self._stage.keeper.up, self._plan.injury is Injury.PAUSE
+            async with self._stage.no_starts(self._plan.number) if is_frozen else nullcontext():
+                await injure(self._call, box, container, self._plan.injury, driver, up)
         deadly = injury in DEADLY or injury == "daemon restart"
         state = await self._settled(box, before if deadly else -1)
         self._story.append(f"{injury}: {state}")

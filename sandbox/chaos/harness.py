@@ -49,7 +49,7 @@ class Options:
     image: str = "rollcage-base"
     cycles: Sequence[int] = range(20)
     seed: int = 0
-    concurrency: int = 4
+    concurrency: int = 4 * (os.cpu_count() or 1)
     fault_share: float = 0.08
     own_daemon: bool = False
     command: Sequence[str] = COMMAND
@@ -74,12 +74,16 @@ class Report:
 
     def __str__(self) -> str:
         """Return the summary line."""
-        end = "every promise held, nothing left" if self.ok else f"{len(self.ledger.breaches)} promises BROKEN"
+        left = "; ".join(it.text for it in self.ledger.breaches if it.promise == "nothing left") or "nothing"
+        end = "every promise held, nothing left" if self.ok else f"{len(self.ledger.breaches)} BROKEN; left: {left}"
         num_checks = sum(self.ledger.kept.values()) + len(self.ledger.breaches)
+        num_promises = len({*self.ledger.kept, *(breach.promise for breach in self.ledger.breaches)})
         restarts = f", {self.num_daemon_restarts} restarts of the daemon" if self.options.own_daemon else ""
+        num_cycles = len(self.options.cycles)
         return (
-            f"chaos: {len(self.options.cycles)} cycles, seed {self.options.seed}: {self.num_faults} faults, "
-            f"{self.num_kills} kills of the manager{restarts}, {num_checks} checks in {self.duration_s:.0f} s: {end}"
+            f"chaos: {num_cycles} cycles, seed {self.options.seed}: {self.num_faults} faults, "
+            f"{self.num_kills} kills of the manager{restarts}; {num_promises} promises tested {num_checks} times in {self.duration_s:.0f} s "
+            f"({self.duration_s / num_cycles:.1f} s a cycle): {end}"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -132,8 +136,8 @@ async def run(options: Options, tell: Callable[[str], None]) -> Report:
 
 
 @asynccontextmanager
-async def _staged(options: Options, schedule: Schedule, report: Report) -> AsyncIterator[tuple[Stage, int]]:
-    """Set the stage; also returns how many files a manager with nothing to do has open."""
+async def _staged(options: Options, schedule: Schedule, report: Report) -> AsyncIterator[tuple[Stage, list[str]]]:
+    """Set the stage; also returns what files a manager with nothing to do has open."""
     _path_of(options.endpoint)
     async with AsyncExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="rollcage-chaos-"))
@@ -166,11 +170,14 @@ async def _staged(options: Options, schedule: Schedule, report: Report) -> Async
         await keeper.start()
         async with keeper.client() as first:  # says at once where the image is missing
             await (await first.create(SandboxSpec(image=options.image), deadline_s=ALIVE_S)).delete()
-        num_files = await _fewest_files(keeper)
+        files = await _fewest_files(keeper)
         client = keeper.client()
         stack.push_async_callback(client.close)
         schedule.is_calm = False
-        yield Stage(options.image, client, keeper, witness, driver, report.ledger, options.seed, restart), num_files
+        stage = Stage(
+            *(options.image, client, keeper, witness, driver, report.ledger, options.seed), proxy.no_starts, restart
+        )
+        yield stage, files
 
 
 def _path_of(endpoint: str) -> Path:
@@ -179,16 +186,16 @@ def _path_of(endpoint: str) -> Path:
     return Path(endpoint.removeprefix("unix://"))
 
 
-async def _fewest_files(keeper: Keeper) -> int:
-    """Return how many files the manager has open between its looks at the host."""
-    fewest = keeper.num_files()
+async def _fewest_files(keeper: Keeper) -> list[str]:
+    """Return what files the manager has open between its looks at the host."""
+    fewest = keeper.files()
     for _ in range(30):
         await asyncio.sleep(0.1)
-        fewest = min(fewest, keeper.num_files())
+        fewest = min(fewest, keeper.files(), key=len)
     return fewest
 
 
-async def _count(stage: Stage, num_files: int, report: Report) -> None:
+async def _count(stage: Stage, files: list[str], report: Report) -> None:
     ledger, keeper, client = report.ledger, stage.keeper, stage.client
 
     async def lives() -> bool:
@@ -204,11 +211,14 @@ async def _count(stage: Stage, num_files: int, report: Report) -> None:
     ledger.check("alive", -1, await until(lives, ALIVE_S), f"none within {ALIVE_S:g} s")
 
     async def is_empty() -> bool:
-        for info in await client.list_sandboxes():
-            await (await client.attach(info.id)).delete()
-        await client.reap()
-        await client.prune_images()
-        return not await stage.witness.left()
+        try:
+            for info in await client.list_sandboxes():
+                await (await client.attach(info.id)).delete()
+            await client.reap()
+            await client.prune_images()
+            return not await stage.witness.left()
+        except RollcageError:
+            return False  # a busy daemon: once more
 
     await until(is_empty, LEFT_S)
     left = await stage.witness.left()
@@ -216,12 +226,13 @@ async def _count(stage: Stage, num_files: int, report: Report) -> None:
     await client.close()
 
     async def has_let_go() -> bool:
-        return keeper.num_files() <= num_files and not keeper.children()
+        return len(keeper.files()) <= len(files) and not keeper.children()
 
     held = await until(has_let_go, LEFT_S / 2)
-    text = f"the manager has {keeper.num_files()} open files, {num_files} before; child processes: {keeper.children()}"
+    text = f"the manager has these files open: {keeper.files()}; before: {files}; child processes: {keeper.children()}"
     ledger.check("nothing left", -1, held, text)
     code = await keeper.stop()
     ledger.check("orderly end", -1, code == 0, f"exit code {code}: {keeper.log_tail()}")
+    ledger.check("no surprise", -1, not (trace := keeper.traceback()), trace)
     left = await stage.witness.left()
     ledger.check("nothing left", -1, not left, f"after the manager's end: {', '.join(left)}")

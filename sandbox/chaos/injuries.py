@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 from rollcage.sandbox.base import Sandbox
 from rollcage.sandbox.chaos.caller import Caller
 from rollcage.sandbox.chaos.schedule import Injury, Plan
+from rollcage.sandbox.chaos.witness import until
 from rollcage.sandbox.drivers.base import Driver
 from rollcage.sandbox.errors import SandboxError, SandboxRestarted, SandboxUnavailable
 from rollcage.sandbox.types import MIB, Probe, RestartPolicy, SandboxSpec, State
@@ -26,6 +28,8 @@ _INSIDE = {
     Injury.AGENT: (_KILL_AGENT, 10.0),
     Injury.NO_BIN: ("rm -rf /bin", 10.0),
 }
+_LONG = "sleep 8.765 & sleep 8.765"
+_STILL_RUNS = "for it in /proc/[0-9]*; do grep -qs '[s]leep.8.765' $it/cmdline && exit 7; done; exit 0"
 
 
 def spec_of(plan: Plan, image: str, ttl_s: float) -> SandboxSpec:
@@ -67,6 +71,26 @@ async def injure(
         if (await caller("restore", box.restore, 40.0)).ok:
             info = (await caller("info", box.info, 20.0)).value
             caller.generation = 0 if info is None else info.generation
+    elif injury is Injury.HOLD:
+        await caller("pause", box.pause, 40.0)
+
+        async def is_resumed() -> bool:
+            await up()
+            return (await caller("resume", box.resume, 40.0)).ok
+
+        await until(is_resumed, 60.0)
+    elif injury is Injury.VANISH:
+        client = asyncio.create_task(box.exec(_LONG, timeout_s=8.0))
+        await asyncio.sleep(0.5)
+        client.cancel()
+        await asyncio.wait([client])
+
+        async def has_ended() -> bool:
+            await up()
+            answer = await caller("exec", lambda: box.exec(_STILL_RUNS, timeout_s=5.0), 5.0)
+            return isinstance(answer.error, SandboxUnavailable) or (answer.value is not None and answer.value.ok)
+
+        caller.ledger.check("gone", caller.cycle, await until(has_ended, 60.0), "a vanished client's command")
     elif injury in _INSIDE:
         command, timeout_s = _INSIDE[injury]
         for _ in range(NUM_TRIES):

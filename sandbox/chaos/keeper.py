@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from rollcage.errors import RollcageError
@@ -86,9 +87,13 @@ class Keeper:
         """Its process id now."""
         return self._running().pid
 
-    def num_files(self) -> int:
-        """Return how many file descriptors it has open."""
-        return len(os.listdir(f"/proc/{self.pid}/fd"))
+    def files(self) -> list[str]:
+        """Return what its file descriptors are, sorted."""
+        found = []
+        for entry in Path(f"/proc/{self.pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # it is being closed
+                found.append(entry.readlink().name.partition(":")[0])
+        return sorted(found)
 
     def children(self) -> list[int]:
         """Return its child processes."""
@@ -109,6 +114,13 @@ class Keeper:
         """Return the end of what it wrote."""
         path = self._folder / "manager.log"
         return path.read_text(errors="replace")[-2000:] if path.exists() else ""
+
+    def traceback(self) -> str:
+        """Return the first traceback that it wrote, "" where there is none."""
+        path = self._folder / "manager.log"
+        text = path.read_text(errors="replace") if path.exists() else ""
+        _, mark, rest = text.partition("Traceback (most recent call last):")
+        return mark and f"{mark}{rest}"[:4000]
 
     def _running(self) -> asyncio.subprocess.Process:
         if self._process is None:

@@ -20,6 +20,7 @@ PROMISES = {
     "comes back": "a killed manager starts again, and none ends by itself",
     "alive": "after the storm the manager makes usable sandboxes",
     "orderly end": "the manager ends when it is told to",
+    "no surprise": "no error comes up in the manager that nobody thought of",
     "nothing left": "no container, process, volume, network, image or file descriptor more than before",
 }
 

@@ -8,9 +8,12 @@ pumped both ways, with half-closes.
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import select
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +31,7 @@ _EXEC_ID = re.compile(rb'"Id":\s*"(\w+)"')
 _LENGTH = re.compile(rb"\r\ncontent-length:\s*(\d+)", re.IGNORECASE)
 _CONNECTION = re.compile(rb"\r\nconnection:[^\r\n]*", re.IGNORECASE)
 _PIECE_BYTES = 1 << 16
+_MAX_LOOKS, _NUM_UNSTARTED = 500, 50
 _STREAMS = ("events", "containers logs", "containers attach", "exec start")
 _EXPECTED = (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError)
 """What a broken connection, or a client that speaks no HTTP, looks like."""
@@ -40,12 +44,14 @@ class Request:
     Attributes:
         operation: such as "containers create" or "exec start".
         cycle: whose it is, -1 where that cannot be told.
+        name: of what it is about, such as an exec's id.
         head, body: as they came; the body only where its length is told in the head.
         is_hijacked: the connection becomes a raw stream.
     """
 
     operation: str
     cycle: int
+    name: str
     head: bytes
     body: bytes
     is_hijacked: bool
@@ -68,6 +74,8 @@ class Proxy:
     def __init__(self, upstream: Path, path: Path, judge: Judge) -> None:
         self.path, self._upstream, self._judge = path, upstream, judge
         self._cycle_of: dict[str, int] = {}
+        self._starts: defaultdict[int, set[str]] = defaultdict(set)
+        self._held: dict[int, asyncio.Event] = {}
         self._serving: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
@@ -95,6 +103,36 @@ class Proxy:
             task.cancel()
         await asyncio.gather(*self._serving, return_exceptions=True)
 
+    @asynccontextmanager
+    async def no_starts(self, cycle: int) -> AsyncIterator[None]:
+        """For the time of the block no command of a cycle is being started in its containers.
+
+        A start that meets a freeze hangs the daemon for good (see `rollcage.sandbox.drivers.docker_frost`): no fault
+        of the manager's where somebody else freezes.
+        """
+        over = self._held[cycle] = asyncio.Event()
+        try:
+            for exec_id in self._starts.pop(cycle, ()):
+                await self._settled(exec_id)
+            yield
+        finally:
+            del self._held[cycle]
+            over.set()
+
+    async def _settled(self, exec_id: str) -> None:
+        """Wait until a command runs, has ended, or will not start any more."""
+        for attempt in range(_MAX_LOOKS):
+            daemon, to_daemon = await asyncio.open_unix_connection(self._upstream)
+            try:
+                to_daemon.write(f"GET /exec/{exec_id}/json HTTP/1.0\r\nHost: docker\r\n\r\n".encode())
+                head, _, body = (await daemon.read()).partition(b"\r\n\r\n")
+            finally:
+                await _end(to_daemon)
+            told = json.loads(body) if b" 200 " in head.split(b"\r\n")[0] else {"Pid": -1}
+            if told["Pid"] or told["ExitCode"] is not None or (attempt > _NUM_UNSTARTED and not told["Running"]):
+                return
+            await asyncio.sleep(0.02)
+
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.create_task(self._serve(reader, writer))
         self._serving.add(task)
@@ -103,6 +141,8 @@ class Proxy:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             request = await self._read(reader)
+            while request.operation == "exec start" and (over := self._held.get(request.cycle)) is not None:
+                await over.wait()
             fault, delay_s = self._judge(request.cycle, request.operation, request.is_stream)
             if fault is Fault.HANG_BEFORE:
                 await _gone(reader)
@@ -129,7 +169,7 @@ class Proxy:
         if operation == "containers create" and sandbox and (owner := _OWNER.search(body)):
             self._cycle_of[sandbox[1]] = int(owner[1])
         cycle = self._cycle_of.get(sandbox[1] if sandbox else str(name), -1)
-        return Request(operation, cycle, head, body, b"upgrade:" in head.lower())
+        return Request(operation, cycle, str(name), head, body, b"upgrade:" in head.lower())
 
     async def _forward(
         self,
@@ -144,6 +184,8 @@ class Proxy:
             head = request.head
             if not request.is_hijacked:
                 head = _CONNECTION.sub(b"", head)[:-2] + b"Connection: close\r\n\r\n"
+            if request.operation == "exec start":
+                self._starts[request.cycle].add(request.name)
             to_daemon.write(head + request.body)
             await to_daemon.drain()
             if fault in (Fault.DROP_AFTER, Fault.ERROR_AFTER, Fault.HANG_AFTER):

@@ -50,6 +50,12 @@ class Injury(StrEnum):
     NO_BIN = "rm -rf /bin"
     RESTORE = "restore"
     """Its user goes back to a snapshot."""
+    HOLD = "hold"
+    """Its user pauses and resumes it."""
+    VANISH = "vanish"
+    """A client that waits for a command vanishes."""
+    SNAPSHOT_KILL = "kill in snapshot"
+    """The manager is killed while it takes a snapshot."""
 
 
 WEIGHTS = {

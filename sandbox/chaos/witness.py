@@ -19,6 +19,7 @@ from rollcage.sandbox.errors import SandboxError
 from aiohttp import ClientError  # isort: skip  (docker_api says how to get it where it is missing)
 
 RETRY_S = 0.3
+REMOVE_TRIES = 4
 
 
 @dataclass
@@ -90,6 +91,17 @@ class Witness:
 
     async def remove_left(self) -> None:
         """Remove what is left of containers, networks and images: a harness that has failed leaves nothing either."""
+        left = ["?"]
+        for _ in range(REMOVE_TRIES):
+            try:
+                if not (left := await self.left()):
+                    return
+                await self._remove_all()
+            except SandboxError as error:
+                left = [*left, str(error)]
+        self._ledger.check("nothing left", -1, False, f"cannot be removed: {', '.join(left)}")
+
+    async def _remove_all(self) -> None:
         filters = {"filters": json.dumps(self._filter)}
         async with self._engine.call("remove what is left") as docker:
             for row in await docker._query_json("containers/json", params={"all": "1", **filters}):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import random
 from collections.abc import Sequence
 
@@ -21,14 +22,22 @@ def run_chaos(argv: Sequence[str]) -> int:
         "refuses and hangs, and the manager is killed and started again; then say which promises held, and count what\n"
         "is left. It has a manager and a folder of its own, and touches no other sandboxes. Exit code 0 only where\n"
         "every promise held and nothing is left.",
-        "rollcage sandbox chaos --cycles 100 --seed 7\n"
-        "rollcage sandbox chaos --seed 7 --only 31 --concurrency 1      # one cycle again, with the same faults\n"
-        "sudo rollcage sandbox chaos --cycles 50 --own-daemon           # the daemon is killed, too",
+        "rollcage sandbox chaos --cycles 4 --seed 7                     # 100 and more say more\n"
+        "rollcage sandbox chaos --seed 7 --only 2 --at-once 1           # one cycle again, with the same faults\n"
+        "sudo rollcage sandbox chaos --cycles 2 --own-daemon            # the daemon is killed, too",
     )
     parser.add_argument("--cycles", type=positive, default=20, metavar="N", help="default 20")
     parser.add_argument("--seed", type=natural, help="of all that goes wrong; default: any")
     parser.add_argument("--only", type=natural, action="append", metavar="CYCLE", help="just this cycle; repeatable")
-    parser.add_argument("--concurrency", type=positive, default=4, metavar="C", help="cycles at once; default 4")
+    at_once = 4 * (os.cpu_count() or 1)
+    parser.add_argument(
+        *("--at-once", "--concurrency"),
+        type=positive,
+        default=at_once,
+        metavar="C",
+        dest="concurrency",
+        help=f"cycles at once; default 4 per core, here {at_once}",
+    )
     parser.add_argument("--faults", type=percent, default=8, metavar="PERCENT", help="of the requests; default 8")
     parser.add_argument("--image", default="rollcage-base", help="of the sandboxes; default rollcage-base")
     parser.add_argument(

@@ -110,7 +110,7 @@ def test_the_exit_code_is_1_where_a_promise_was_broken(
     assert capsys.readouterr().out.startswith("chaos: 3 cycles, seed 12: ")
     assert run_chaos(["--seed", "13", "--only", "2"]) == 1
     said = capsys.readouterr()
-    assert said.out.endswith("1 promises BROKEN\n")
+    assert said.out.endswith("1 BROKEN; left: nothing\n")
     assert "cycle 2: BROKEN 'gone'" in said.err
 
 

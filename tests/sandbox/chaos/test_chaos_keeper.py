@@ -39,13 +39,13 @@ def test_it_comes_back_after_a_kill_and_ends_when_it_is_told(tmp_path: Path) -> 
             assert await client.list_sandboxes() == []
         assert keeper.pid != first
         assert keeper.num_kills == 1
-        assert keeper.num_files() > 0
+        assert "socket" in keeper.files()
         assert keeper.children() == []
         assert 0 < keeper.memory_bytes() <= keeper.peak_bytes() + (1 << 20)
         assert await keeper.stop() == 0
         assert await keeper.stop() == 0
         with pytest.raises(RollcageError):
-            keeper.num_files()
+            keeper.files()
 
     asyncio.run(main())
 
