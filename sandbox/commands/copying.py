@@ -39,10 +39,10 @@ def run_cp(argv: Sequence[str]) -> int:
         "  TARGET/ with a slash           it must be a folder; where there is none, a folder is copied to that name\n"
         "  SOURCE/. instead of SOURCE     what is in the folder is put into TARGET, not the folder itself\n"
         "Folders of the same name are merged in a sandbox. On this machine nothing that exists is overwritten.",
-        "rollcage sandbox cp ./data ID:/work             # /work/data\n"
-        "rollcage sandbox cp ./data/. ID:/work           # what is in it, beside what is in /work\n"
-        "rollcage sandbox cp ID:/work/result.json .\n"
-        "rollcage sandbox cp ID:/work ./copy",
+        "rollcage sandbox cp ./data mine:/work             # /work/data\n"
+        "rollcage sandbox cp ./data/. mine:/work           # what is in it, beside what is in /work\n"
+        "rollcage sandbox cp mine:/work/result.json .\n"
+        "rollcage sandbox cp mine:/work ./copy",
     )
     add_place(parser)
     parser.add_argument("--timeout", type=natural_float, default=3600.0, metavar="S", help="default 3600")

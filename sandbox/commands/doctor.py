@@ -20,7 +20,7 @@ def run_doctor(argv: Sequence[str]) -> int:
         "rollcage sandbox doctor",
         "Say what is missing on this machine for sandboxes, and how to mend it: client library, daemon, permission,\n"
         "image, disk, limits (one is tried in a sandbox), seccomp, leftovers. Exit code 0 only where all is well.",
-        "rollcage sandbox doctor\nrollcage sandbox doctor --json\nrollcage sandbox doctor --endpoint ssh://me@big",
+        "rollcage sandbox doctor\nrollcage sandbox doctor --json\nrollcage sandbox doctor --endpoint unix:///var/run/docker.sock",
     )
     add_place(parser)
     parser.add_argument("--json", action="store_true", help="one JSON list on stdout")

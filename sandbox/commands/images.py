@@ -31,7 +31,7 @@ def run_images(argv: Sequence[str]) -> int:
         "prune   remove the images of snapshots that nobody needs: of sandboxes that are gone, and those\n"
         "        that are more than are kept. Only what the manager of the state folder made: the base\n"
         "        image stays, and containers are for `rollcage sandbox reap`",
-        "rollcage sandbox images build base\nrollcage sandbox images build base --source debootstrap --rebuild\n"
+        "rollcage sandbox images build base\nrollcage sandbox images build bare\n"
         "rollcage sandbox images ls --json\nrollcage sandbox images prune",
     )
     parser.add_argument("action", metavar="{build,ls,prune}")

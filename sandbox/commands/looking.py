@@ -63,7 +63,7 @@ def run_logs(argv: Sequence[str]) -> int:
     parser = CommandParser(
         "rollcage sandbox logs",
         "Show the last lines that a sandbox's main process wrote.",
-        "rollcage sandbox logs ID\nrollcage sandbox logs ID --lines 1000",
+        "rollcage sandbox logs mine\nrollcage sandbox logs mine --lines 1000",
     )
     add_place(parser)
     parser.add_argument("--lines", type=natural, default=100, help="so many at most; default 100")
@@ -86,7 +86,7 @@ def run_events(argv: Sequence[str]) -> int:
         "rollcage sandbox events",
         "Show what happened to one sandbox or to all, oldest first; deleted ones too. Long texts are cut in their\n"
         "middle; --json has all of them.",
-        "rollcage sandbox events\nrollcage sandbox events ID --json\nrollcage sandbox events --follow",
+        "rollcage sandbox events\nrollcage sandbox events mine --json\nrollcage sandbox events --follow",
     )
     add_place(parser)
     parser.add_argument("--after", type=natural, default=0, help="only events with a number above this one")

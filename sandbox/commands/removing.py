@@ -15,7 +15,7 @@ def run_rm(argv: Sequence[str]) -> int:
     parser = CommandParser(
         "rollcage sandbox rm",
         "Delete sandboxes, and print the ids of those that are gone.",
-        "rollcage sandbox rm ID ID\nrollcage sandbox rm --all --owner alice",
+        "rollcage sandbox rm mine other\nrollcage sandbox rm --all --owner alice\nrollcage sandbox rm --all",
     )
     add_place(parser)
     parser.add_argument("--all", action="store_true", help="all of them")

@@ -31,8 +31,8 @@ def run_run(argv: Sequence[str]) -> int:
         "The exit code is the command's; 124 where it was killed at its deadline, 128 + N where signal N ended it.",
         "rollcage sandbox run rollcage-base 'echo $((6 * 7))'\n"
         "rollcage sandbox run --memory 128m --timeout 10 rollcage-base python3 -c 'print(1)'\n"
-        "rollcage sandbox run --network example.com:443 rollcage-base 'git ls-remote https://example.com/a.git'\n"
-        "rollcage sandbox run --keep --key mine rollcage-base true       # prints the id; `rollcage sandbox ls`",
+        "rollcage sandbox run --network example.com:443 rollcage-base 'getent hosts example.com'\n"
+        "rollcage sandbox run --keep --key mine rollcage-base true       # stays: rollcage sandbox exec mine ...",
     )
     add_place(parser)
     parser.add_argument("--memory", type=size, default=512 * MIB, help="limit, such as 64m or 2g; default 512m")
@@ -83,8 +83,10 @@ def run_exec(argv: Sequence[str]) -> int:
         "Run a command in a sandbox and show its output as it comes; Ctrl-C kills it.\n"
         "One argument is a command line for the shell; several are a program and its arguments.\n"
         "The exit code is the command's; 124 where it was killed at its deadline, 128 + N where signal N ended it.",
-        "rollcage sandbox exec ID 'ls -l | wc -l'\nrollcage sandbox exec --timeout 600 ID python3 train.py\n"
-        "rollcage sandbox exec --json ID cat /etc/os-release\ntar -c . | rollcage sandbox exec --stdin ID tar -x",
+        "rollcage sandbox exec mine 'ls -l | wc -l'                      # made by run --keep --key mine\n"
+        "rollcage sandbox exec --timeout 600 mine python3 -c 'print(6 * 7)'\n"
+        "rollcage sandbox exec --json mine cat /etc/os-release\n"
+        "tar -c ./data | rollcage sandbox exec --stdin mine tar -x",
     )
     add_place(parser)
     _add_command(parser, "id", ABOUT)
@@ -107,7 +109,7 @@ def _add_command(parser: argparse.ArgumentParser, first: str, about: str) -> Non
 def _command(args: argparse.Namespace) -> Command:
     given: list[str] = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not given:
-        raise UserError("say what to run, after the image or id: rollcage sandbox exec ID 'ls -l'.")
+        raise UserError("say what to run, after the image or id: rollcage sandbox exec mine 'ls -l'.")
     return given[0] if len(given) == 1 else given
 
 

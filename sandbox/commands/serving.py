@@ -23,7 +23,7 @@ def run_serve(argv: Sequence[str]) -> int:
         "`rollcage.sandbox.connect` find them there. The address itself is a page that explains every call\n"
         "(any user name; the token is the password).",
         "rollcage sandbox serve\nrollcage sandbox serve --port 8765\nrollcage sandbox serve --socket ~/cage.sock\n"
-        "rollcage sandbox serve --endpoint here=unix:///var/run/docker.sock --endpoint big=ssh://me@big",
+        "rollcage sandbox serve --endpoint here=unix:///var/run/docker.sock",
     )
     add_place(parser)
     parser.add_argument("--host", default="127.0.0.1", help="default 127.0.0.1")

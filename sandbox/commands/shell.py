@@ -19,7 +19,7 @@ def run_shell(argv: Sequence[str]) -> int:
         "Type commands into a shell in a sandbox, line by line: directory, variables and background jobs stay.\n"
         "Ctrl-C kills the command that runs; Ctrl-D or `exit` leaves. Programs that need a terminal (editors, pagers)\n"
         "do not work in it.",
-        "rollcage sandbox shell ID\necho 'cd /tmp; ls' | rollcage sandbox shell ID",
+        "rollcage sandbox shell mine\necho 'cd /tmp; ls' | rollcage sandbox shell mine",
     )
     add_place(parser)
     parser.add_argument("--timeout", type=natural_float, default=3600.0, metavar="S", help="of each command")
