@@ -81,14 +81,20 @@ class Sandbox(ABC):
         timeout_s: float = 60.0,
         env: Mapping[str, str] | None = None,
         cwd: str = "",
-        stdin: bytes = b"",
+        stdin: bytes | AsyncIterator[bytes] = b"",
         max_output_bytes: int = MIB,
     ) -> AsyncGenerator[Output | ExecResult, None]:
         """As `exec`, but yield the output as it comes; the last item is the result.
 
         A slow reader slows the command down. Leaving the iteration early kills the command.
+
+        Args:
+            stdin: an iterator is asked for more while the command runs, as fast as that reads: so one can talk to it.
+                Where it raises, the command is killed, and that is raised here. It needs Python inside.
         """
-        return self._stream(_request(command, timeout_s, env, cwd, stdin, max_output_bytes))
+        if isinstance(stdin, bytes):
+            return self._stream(_request(command, timeout_s, env, cwd, stdin, max_output_bytes))
+        return self._stream(_request(command, timeout_s, env, cwd, b"", max_output_bytes), stdin)
 
     @abstractmethod
     async def session(self, *, env: Mapping[str, str] | None = None, cwd: str = "") -> Session:
@@ -175,7 +181,9 @@ class Sandbox(ABC):
     async def _exec(self, request: ExecRequest) -> ExecResult: ...
 
     @abstractmethod
-    def _stream(self, request: ExecRequest) -> AsyncGenerator[Output | ExecResult, None]: ...
+    def _stream(
+        self, request: ExecRequest, stdin: AsyncIterator[bytes] | None = None
+    ) -> AsyncGenerator[Output | ExecResult, None]: ...
 
 
 def _request(

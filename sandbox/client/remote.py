@@ -153,20 +153,38 @@ class RemoteSandbox(Sandbox):
     async def _exec(self, request: ExecRequest) -> ExecResult:
         return result_from_json(await self._post("exec", body=_body(request), limit_s=request.timeout_s + GRACE_S))
 
-    async def _stream(self, request: ExecRequest) -> AsyncGenerator[Output | ExecResult, None]:
-        async with self._open(
-            "POST", "stream", body=_body(request), limit_s=request.timeout_s + GRACE_S, at_leisure=True
-        ) as response:
-            rest = bytearray()
-            async for piece in response.content.iter_any():
-                rest += piece
-                while b"\n" in rest:
-                    line, _, rest = rest.partition(b"\n")
-                    item = _item(line)
-                    yield item
-                    if isinstance(item, ExecResult):
-                        return
-            raise ServiceUnreachable(f"the service at {self._connection.address} broke the stream off.")
+    async def _stream(
+        self, request: ExecRequest, stdin: AsyncIterator[bytes] | None = None
+    ) -> AsyncGenerator[Output | ExecResult, None]:
+        limit_s = request.timeout_s + GRACE_S
+        body = _body(request)
+        responses: list[aiohttp.ClientResponse] = []
+        failures: list[Exception] = []
+        if stdin is None:
+            asked = self._open("POST", "stream", body=body, limit_s=limit_s, at_leisure=True)
+        else:
+            data = _watched(stdin, responses, failures)
+            query = {"command": json.dumps(body)}
+            asked = self._open("POST", "pipe", query=query, data=data, limit_s=limit_s, at_leisure=True)
+        try:
+            async with asked as response:
+                responses.append(response)
+                rest = bytearray()
+                async for piece in response.content.iter_any():
+                    rest += piece
+                    while b"\n" in rest:
+                        line, _, rest = rest.partition(b"\n")
+                        if not line:
+                            continue
+                        item = _item(line)
+                        yield item
+                        if isinstance(item, ExecResult):
+                            return
+                raise ServiceUnreachable(f"the service at {self._connection.address} broke the stream off.")
+        except ServiceUnreachable:
+            if failures:
+                raise failures[0] from None
+            raise
 
     async def _look(self, *path: str, query: Mapping[str, Any] | None = None) -> Any:
         async with self._open("GET", *path, query=query, limit_s=CALL_LIMIT_S, repeat=True) as response:
@@ -206,6 +224,20 @@ class RemoteSession:
         """See `Session`."""
         async with self._sandbox._open("DELETE", *self._path, limit_s=CALL_LIMIT_S, repeat=True) as response:
             await response.read()
+
+
+async def _watched(
+    stdin: AsyncIterator[bytes], responses: list[aiohttp.ClientResponse], failures: list[Exception]
+) -> AsyncGenerator[bytes, None]:
+    """Yield what ``stdin`` does; what it raises breaks the call off, and is kept for whoever made it."""
+    try:
+        async for chunk in stdin:
+            yield chunk
+    except Exception as error:
+        failures.append(error)
+        for response in responses:
+            response.close()  # the HTTP client would go on reading
+        raise
 
 
 def _body(request: ExecRequest) -> Json:

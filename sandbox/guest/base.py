@@ -28,8 +28,14 @@ class Guest(Protocol):
     Every call ends by its own deadline, with some grace, and raises GuestLost once the connection is gone.
     """
 
-    async def exec(self, request: ExecRequest, on_output: OnOutput | None = None) -> ExecResult:
-        """Run a command. With ``on_output`` the pieces go there (awaited: back-pressure). Cancelling kills it."""
+    async def exec(
+        self, request: ExecRequest, on_output: OnOutput | None = None, stdin: AsyncIterator[bytes] | None = None
+    ) -> ExecResult:
+        """Run a command. With ``on_output`` the pieces go there (awaited: back-pressure). Cancelling kills it.
+
+        With ``stdin`` the input comes from there, as fast as the command reads; what it raises kills the command, and
+        is raised here.
+        """
         ...
 
     async def open_session(self, *, env: dict[str, str], cwd: str) -> GuestSession:

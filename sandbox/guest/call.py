@@ -91,6 +91,7 @@ class Call:
         self._credit = 0
         self._is_answered = False
         self._lost = ""
+        self._failure: Exception | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -124,13 +125,21 @@ class Call:
         self._lost = reason
         self._arrived.set()
 
+    def fail(self, error: Exception) -> None:
+        """Let `next` raise ``error``, whatever else comes."""
+        self._failure = error
+        self._arrived.set()
+
     async def next(self) -> tuple[dict[str, Any], bytes]:
         """Return the next message.
 
         Raises:
             DeadlineExceeded, GuestLost: there is none.
             SandboxUnavailable, NoSuchPath, UnsafePath, SandboxError: it is an error.
+            Exception: what `fail` was given.
         """
+        if self._failure is not None:
+            raise self._failure
         if not self._messages:
             await self.in_time(self._wait())
         message, payload = self._messages.popleft()
@@ -142,6 +151,8 @@ class Call:
 
     async def _wait(self) -> None:
         while not self._messages:
+            if self._failure is not None:
+                raise self._failure
             if self._lost:
                 raise GuestLost(self._lost)
             self._arrived.clear()

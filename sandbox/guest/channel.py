@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import marshal
+import sys
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from importlib.machinery import SourceFileLoader
 from importlib.util import MAGIC_NUMBER
 from pathlib import Path
@@ -16,6 +17,7 @@ from rollcage.sandbox.errors import BadArchive, DeadlineExceeded, GuestLost, San
 from rollcage.sandbox.guest import agent
 from rollcage.sandbox.guest.base import OnOutput
 from rollcage.sandbox.guest.call import Call
+from rollcage.sandbox.guest.feeding import Feeding
 from rollcage.sandbox.types import MIB, ExecRequest, ExecResult, Output, Vitals
 
 GRACE_S = 5.0
@@ -95,6 +97,10 @@ async def open_agent(duplex: Duplex, *, timeout_s: float = 10.0) -> AgentGuest:
     return AgentGuest(duplex, frames)
 
 
+async def _once(data: bytes) -> AsyncIterator[bytes]:
+    yield data
+
+
 def _quote(data: bytes | bytearray) -> str:
     return repr(bytes(data[:500]).decode(errors="replace")) if data else "nothing"
 
@@ -118,7 +124,9 @@ class AgentGuest:
         """Whether the connection is gone."""
         return bool(self._lost)
 
-    async def exec(self, request: ExecRequest, on_output: OnOutput | None = None) -> ExecResult:
+    async def exec(
+        self, request: ExecRequest, on_output: OnOutput | None = None, stdin: AsyncIterator[bytes] | None = None
+    ) -> ExecResult:
         """See `Guest.exec`. The time that ``on_output`` itself takes is the caller's: no deadline holds for it."""
         first = request.stdin[: agent.WINDOW_BYTES]
         header = {
@@ -126,23 +134,26 @@ class AgentGuest:
             "command": request.command if isinstance(request.command, str) else list(request.command),
             "env": dict(request.env),
             "cwd": request.cwd,
-            "stdin_bytes": len(request.stdin),
+            "stdin_bytes": len(request.stdin) if stdin is None else sys.maxsize,  # until it is told that it ends
             "streamed": ["stdout", "stderr"] if on_output else [],
         }
-        with self._call("The command", header, request.timeout_s, request.max_output_bytes, payload=first) as call:
-            sent, allowed = len(first), agent.WINDOW_BYTES
+        async with AsyncExitStack() as stack:
+            call = stack.enter_context(
+                self._call("The command", header, request.timeout_s, request.max_output_bytes, payload=first)
+            )
+            if stdin is None and len(first) < len(request.stdin):
+                stdin = _once(request.stdin[len(first) :])
+            feeding = await stack.enter_async_context(Feeding(call, stdin, self._send)) if stdin is not None else None
+            if feeding is not None:
+                feeding.allow(-len(first))
             while True:
                 message, payload = await call.next()
                 match message["op"]:
                     case "output" if on_output:
                         await on_output(Output(str(message["source"]), payload))
                         call.give_credit(payload)
-                    case "credit":
-                        allowed += message["n"]
-                        while sent < min(allowed, len(request.stdin)):
-                            piece = request.stdin[sent : min(sent + 4 * agent.PIECE_BYTES, allowed)]
-                            sent += len(piece)
-                            self._send({"op": "data", "id": call.id, "end": sent == len(request.stdin)}, piece)
+                    case "credit" if feeding is not None:
+                        feeding.allow(message["n"])
                     case "done":
                         return call.result(message, payload)
 

@@ -7,7 +7,7 @@ import io
 import posixpath
 import tarfile
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from rollcage.sandbox.drivers.base import Container, Observed
@@ -121,8 +121,12 @@ class FakeGuest:
     def __init__(self, inside: FakeContainer, commands: Commands | None, faulty: Faulty) -> None:
         self._inside, self._commands, self._faulty, self._closed = inside, commands, faulty, False
 
-    async def exec(self, request: ExecRequest, on_output: OnOutput | None = None) -> ExecResult:
-        """See `Guest`."""
+    async def exec(
+        self, request: ExecRequest, on_output: OnOutput | None = None, stdin: AsyncIterator[bytes] | None = None
+    ) -> ExecResult:
+        """See `Guest`; reads all of ``stdin`` before it begins."""
+        if stdin is not None:
+            request = replace(request, stdin=b"".join([chunk async for chunk in stdin]))
         result = await self._call("exec", lambda: self._run(request))
         for source in ("stdout", "stderr"):
             if on_output is not None and (data := getattr(result, source)):

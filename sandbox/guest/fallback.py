@@ -68,8 +68,12 @@ class ExecGuest:
     def __init__(self, engine: Engine, name: str, spec: SandboxSpec) -> None:
         self._execs, self._name, self._spec = Execs(engine, name), name, spec
 
-    async def exec(self, request: ExecRequest, on_output: OnOutput | None = None) -> ExecResult:
-        """See `Guest.exec`."""
+    async def exec(
+        self, request: ExecRequest, on_output: OnOutput | None = None, stdin: AsyncIterator[bytes] | None = None
+    ) -> ExecResult:
+        """See `Guest.exec`; raises SandboxUnavailable where there is ``stdin``: nothing here says how fast to send."""
+        if stdin is not None:
+            raise SandboxUnavailable("input that comes while a command runs needs Python in the image.")
         secret = secrets.token_hex(16)
         command = ("sh", "-c", request.command) if isinstance(request.command, str) else request.command
         cwd = request.cwd or self._spec.workdir

@@ -143,9 +143,11 @@ class SandboxHandle(Sandbox):
             result = await life.guest.exec(request)
         return self._executed(result, life, begin_s)
 
-    async def _stream(self, request: ExecRequest) -> AsyncGenerator[Output | ExecResult, None]:
+    async def _stream(
+        self, request: ExecRequest, stdin: AsyncIterator[bytes] | None = None
+    ) -> AsyncGenerator[Output | ExecResult, None]:
         pieces: asyncio.Queue[Output | ExecResult | Exception] = asyncio.Queue(1)
-        running = asyncio.create_task(self._pump(request, pieces))
+        running = asyncio.create_task(self._pump(request, pieces, stdin))
         try:
             while True:
                 piece = await pieces.get()
@@ -158,13 +160,18 @@ class SandboxHandle(Sandbox):
             running.cancel()
             await asyncio.wait([running])
 
-    async def _pump(self, request: ExecRequest, pieces: asyncio.Queue[Output | ExecResult | Exception]) -> None:
+    async def _pump(
+        self,
+        request: ExecRequest,
+        pieces: asyncio.Queue[Output | ExecResult | Exception],
+        stdin: AsyncIterator[bytes] | None,
+    ) -> None:
         begin_s = asyncio.get_running_loop().time()
         try:
             async with self._call(request.timeout_s) as (life, scope):
-                result = await life.guest.exec(request, _while_read(pieces.put, scope, life))
+                result = await life.guest.exec(request, _while_read(pieces.put, scope, life), stdin)
             await pieces.put(self._executed(result, life, begin_s))
-        except SandboxError as error:
+        except Exception as error:  # noqa: BLE001  (whoever reads the stream raises it: ours, or what ``stdin`` raised)
             await pieces.put(error)
 
     @asynccontextmanager

@@ -23,9 +23,7 @@ from rollcage.sandbox.types import MIB, ExecResult, Output
 router = APIRouter()
 Inner = Annotated[str, Query(max_length=4096, pattern=r"^[^\x00]*$", description="in the sandbox")]
 Timeout = Annotated[float, Query(gt=0, le=bodies.DAY_S, description="seconds")]
-RAW: dict[str, Any] = {
-    "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
-}
+RAW: dict[str, Any] = {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
 TAR: dict[str, Any] = {"content": {"application/x-tar": {"schema": {"type": "string", "format": "binary"}}}}
 
 
@@ -74,9 +72,7 @@ async def pipe(
         await ended.wait()
         return await request.receive()
 
-    return Streamed(
-        lines(), media_type="application/x-ndjson", limit_s=command.timeout_s + GRACE_S, hears_leaving=left
-    )
+    return Streamed(lines(), media_type="application/x-ndjson", limit_s=command.timeout_s + GRACE_S, hears_leaving=left)
 
 
 @router.post("/v1/sandboxes/{sandbox_id}/sessions", status_code=201, tags=["commands"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -114,6 +114,75 @@ async def leaving_a_stream_kills_the_command(sandboxes: Sandboxes, folder: Path)
         return not await still_writes(box)
 
     await wait_until(has_stopped)
+
+
+@promise
+async def one_can_talk_to_a_command(sandboxes: Sandboxes, folder: Path) -> None:
+    box = await sandboxes.create(SPEC)
+    said: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def stdin() -> AsyncIterator[bytes]:
+        while data := await said.get():
+            yield data
+
+    heard = b""
+    results = []
+    said.put_nowait(b"one\n")
+    async for item in box.stream("while read line; do echo you said $line; done; echo bye; exit 3", stdin=stdin()):
+        if isinstance(item, ExecResult):
+            results.append(item.exit_code)
+            continue
+        heard += item.data
+        if heard.endswith(b"you said one\n"):
+            said.put_nowait(b"two \xff\n")  # only now: it answers while its input is open
+        elif b"two" in heard:
+            said.put_nowait(b"")
+    assert (heard, results) == (b"you said one\nyou said two \xff\nbye\n", [3])
+
+
+@promise
+async def input_is_asked_for_no_faster_than_a_command_reads_it(sandboxes: Sandboxes, folder: Path) -> None:
+    box = await sandboxes.create(SPEC)
+    num_taken = 0
+
+    async def much() -> AsyncIterator[bytes]:
+        nonlocal num_taken
+        for _ in range(512):
+            num_taken += 1
+            yield bytes(1 << 16)
+
+    command = "until test -e go; do sleep 0.05; done; wc -c"
+    running = asyncio.ensure_future(_last(box.stream(command, stdin=much())))
+    await asyncio.sleep(1.0)
+    assert num_taken < 256, "most of it waits where it comes from"
+    await box.exec("touch go")
+    result = await running
+    assert result.stdout.strip() == b"%d" % (512 << 16)
+    assert (await _last(box.stream("head -c 3", stdin=much()))).stdout == bytes(3), "a command may leave some of it"
+
+
+@promise
+async def input_that_fails_kills_its_command_and_is_told(sandboxes: Sandboxes, folder: Path) -> None:
+    box = await sandboxes.create(SPEC)
+
+    async def failing() -> AsyncIterator[bytes]:
+        yield b"x"
+        await asyncio.sleep(0.3)
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        await _last(box.stream(f"{TICKER}", stdin=failing()))
+
+    async def has_stopped() -> bool:
+        return not await still_writes(box)
+
+    await wait_until(has_stopped)
+
+
+async def _last(items: AsyncIterator[Output | ExecResult]) -> ExecResult:
+    [*_, result] = [item async for item in items]
+    assert isinstance(result, ExecResult)
+    return result
 
 
 @promise
