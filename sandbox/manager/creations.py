@@ -10,6 +10,7 @@ from functools import partial
 
 from rollcage.sandbox.errors import (
     BadSpec,
+    DaemonForbidden,
     DaemonUnreachable,
     HostUnavailable,
     SandboxError,
@@ -73,6 +74,8 @@ class Creations:
                 self._fleet.spawn(self._call_off(task), "clean up a creation")
             raise
         if not task.done():
+            if not key:
+                self._fleet.spawn(self._call_off(task), "clean up a creation")
             raise StartTimeout(f"the sandbox was not ready within {deadline_s:g} s")
         if task.cancelled():
             raise HostUnavailable("the manager was closed")
@@ -200,7 +203,7 @@ class Creations:
                     begun = {"host": host.name, "generation": generation, "state": State.STARTING, "message": ""}
                     self._fleet.move(box, "starting", {"host": host.name}, **begun)
                     return await self._lives.begin(box, host, "ready")
-            except (HostUnavailable, DaemonUnreachable):
+            except (HostUnavailable, DaemonUnreachable, DaemonForbidden):
                 candidates.remove(host.name)
                 if not candidates:
                     raise

@@ -9,6 +9,7 @@ from typing import Any
 from rollcage.sandbox.drivers.base import Observed
 from rollcage.sandbox.errors import (
     BadSpec,
+    DaemonForbidden,
     DaemonUnreachable,
     DiskPressure,
     HostUnavailable,
@@ -28,7 +29,7 @@ from rollcage.sandbox.types import RestartPolicy, State
 
 HOPELESS = (BadSpec, ImageMissing)
 """A new life that fails so fails always."""
-HOST_TROUBLE = (HostUnavailable, DaemonUnreachable, Overloaded, DiskPressure)
+HOST_TROUBLE = (HostUnavailable, DaemonUnreachable, DaemonForbidden, Overloaded, DiskPressure)
 """A new life that fails so is tried again until the lease ends: it is not the sandbox's fault."""
 
 SETTLE_S = 2.0

@@ -146,9 +146,18 @@ class Store:
         self._db.execute("INSERT INTO events (time, sandbox_id, kind, data) VALUES (?, ?, ?, ?)", values)
 
     def rows(self) -> list[Row]:
-        """Return the sandboxes that are not deleted, oldest first."""
-        found = self._db.execute("SELECT record FROM sandboxes ORDER BY rowid")
-        return [Row.from_json(record) for (record,) in found]
+        """Return the sandboxes that are not deleted, oldest first.
+
+        What cannot be read (another version wrote it) is forgotten: their hosts know what it said.
+        """
+        rows = []
+        for sandbox_id, record in self._db.execute("SELECT id, record FROM sandboxes ORDER BY rowid").fetchall():
+            try:
+                rows.append(Row.from_json(record))
+            except (ValueError, KeyError, TypeError) as error:
+                self._db.execute("DELETE FROM sandboxes WHERE id = ?", (sandbox_id,))
+                self.tell(sandbox_id, "unreadable", {"error": repr(error), "record": record})
+        return rows
 
     def knows(self, sandbox_id: str, created_at: float) -> bool:
         """Whether there is, or ever was, such a sandbox: a container of one that is unknown is one that was lost.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from rollcage.errors import RollcageError
 from rollcage.sandbox import RestartPolicy, SandboxError, SandboxSpec, Settings, State
 from rollcage.sandbox.drivers.fake import Behaviour, FakeDriver, Fault
-from rollcage.sandbox.errors import Overloaded
+from rollcage.sandbox.errors import DaemonForbidden, Overloaded
 from rollcage.sandbox.manager.manager import Manager
 from rollcage.sandbox.manager.placement import HostLimits
 from rollcage.sandbox.types import MIB
@@ -239,5 +240,25 @@ def test_warm_sandboxes_outlive_a_kill_of_the_manager_where_the_next_one_wants_t
         assert len(kept) == 2, "the one that was claimed, and the other one that is well"
         assert len(world.host.live()) == 4, "what nobody wants, and what hangs, is gone"
         assert [info.id for info in await manager.list_sandboxes()] == [sandbox.id]
+
+    world.run(scenario)
+
+
+def test_a_host_that_refuses_this_user_leaves_creations_to_another_and_costs_a_new_life_none_of_its_tries(
+    world: Any,
+) -> None:
+    async def scenario(world: Any) -> None:
+        other = FakeDriver(endpoint="fake://two", clock=world.host._clock)
+        world.hosts = {"one": world.host, "two": other}
+        manager = await world.manager()
+        refused = Fault("create", times=4, error=lambda: DaemonForbidden("not in the group docker"))
+        world.hosts["one"].faults.append(refused)
+        sandbox = await manager.create(SandboxSpec(restart=RestartPolicy.RESTART))
+        assert (await sandbox.info()).host == "two"
+        other.faults.append(replace(refused, num_seen=0))
+        other.die(other.live()[0])
+        await asyncio.sleep(60.0)
+        info = await sandbox.info()
+        assert (info.state, info.num_restarts) == (State.READY, 1)
 
     world.run(scenario)

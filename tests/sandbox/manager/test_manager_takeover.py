@@ -193,6 +193,23 @@ def test_a_lost_database_is_rebuilt_from_labels(world: Any) -> None:
     world.run(scenario)
 
 
+def test_one_row_that_cannot_be_read_is_rebuilt_and_harms_no_other(world: Any) -> None:
+    async def scenario(world: Any) -> None:
+        manager = await world.manager()
+        made = [await manager.create(SandboxSpec()) for _ in range(2)]
+        await made[0].exec("echo kept > f")
+        record = manager._store.rows()[0].to_json().replace('"owner"', '"of another version"')
+        manager._store._db.execute("UPDATE sandboxes SET record = ? WHERE id = ?", (record, made[0].id))
+        await world.kill(manager)
+        manager = await world.manager()
+        await asyncio.sleep(5.0)
+        assert {info.id for info in await manager.list_sandboxes()} == {sandbox.id for sandbox in made}
+        assert (await (await manager.attach(made[0].id)).exec("cat f")).stdout == b"kept"
+        assert [event.sandbox_id for event in await manager.events() if event.kind == "unreadable"] == [made[0].id]
+
+    world.run(scenario)
+
+
 def test_a_damaged_database_is_put_aside_and_rebuilt(world: Any) -> None:
     async def scenario(world: Any) -> None:
         manager = await world.manager()
