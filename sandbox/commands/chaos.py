@@ -6,11 +6,12 @@ import argparse
 import asyncio
 import os
 import random
+import re
 from collections.abc import Sequence
 
 from rollcage.command import CommandParser, natural, positive
 from rollcage.errors import require
-from rollcage.sandbox.commands.opened import say, show, show_json
+from rollcage.sandbox.commands.opened import Progress, say, show, show_json
 from rollcage.sandbox.opening import default_endpoint, parse_endpoint
 
 
@@ -65,7 +66,18 @@ def run_chaos(argv: Sequence[str]) -> int:
         own_daemon=args.own_daemon,
     )
     say(f"seed {options.seed}")
-    report = asyncio.run(run(options, say))
+    progress, ended = Progress(len(options.cycles)), set[str]()
+
+    def tell(line: str) -> None:
+        cycle = re.match(r"cycle \d+: ", line)
+        is_step = cycle is not None and cycle[0] not in ended  # what else is told of a cycle comes after its end
+        ended.update([cycle[0]] if cycle else [])
+        progress.tell(line, is_step=is_step)
+
+    try:
+        report = asyncio.run(run(options, tell))
+    finally:
+        progress.end()
     for breach in report.ledger.breaches:
         say(str(breach))
     if args.json:

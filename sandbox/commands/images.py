@@ -55,10 +55,11 @@ def _build(args: argparse.Namespace) -> None:
     if args.what not in ("base", "bare"):
         raise UserError(f"image {args.what!r}: write base (Debian, Python, git) or bare (busybox).")
     for endpoint in _endpoints(args):
-        if args.what == "base":
-            image = _run(build_base(endpoint, source=args.source, rebuild=args.rebuild, progress=say))
-        else:
-            image = _run(build_bare(endpoint))
+        with patience(f"making the image {args.what} on {endpoint}"):
+            if args.what == "base":
+                image = _run(build_base(endpoint, source=args.source, rebuild=args.rebuild, progress=say))
+            else:
+                image = _run(build_bare(endpoint))
         show_json({"endpoint": endpoint, "image": image}) if args.json else show(image)
 
 

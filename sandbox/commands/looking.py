@@ -62,7 +62,8 @@ def run_logs(argv: Sequence[str]) -> int:
     """Show what a sandbox's main process wrote."""
     parser = CommandParser(
         "rollcage sandbox logs",
-        "Show the last lines that a sandbox's main process wrote.",
+        "Show the last lines that a sandbox's main process wrote. By default that one only waits: what\n"
+        "commands write goes to whoever runs them.",
         "rollcage sandbox logs mine\nrollcage sandbox logs mine --lines 1000",
     )
     add_place(parser)

@@ -7,7 +7,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,46 @@ def patience(what: str) -> Iterator[None]:
     finally:
         ended.set()
         telling.join()
+
+
+class Progress:
+    """Lines on standard error and, where that is a terminal, a bar below them that says how much is done.
+
+    Args:
+        total: steps in all.
+        is_terminal: None: found out.
+        clock: seconds, of any origin.
+    """
+
+    def __init__(
+        self, total: int, *, is_terminal: bool | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._total, self._done, self._clock = total, 0, clock
+        self._is_terminal = sys.stderr.isatty() if is_terminal is None else is_terminal
+        self._begin_s = clock()
+
+    def tell(self, line: str, *, is_step: bool) -> None:
+        """Write a line; ``is_step``: it says that a step is done."""
+        self._done += is_step
+        if not self._is_terminal:
+            say(f"[{self._done}/{self._total}] {line}" if is_step else line)
+            return
+        sys.stderr.write("\r\x1b[K" + printable(line) + "\n" + self._bar())
+        sys.stderr.flush()
+
+    def end(self) -> None:
+        """Take the bar away."""
+        if self._is_terminal:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+    def _bar(self) -> str:
+        filled = 30 * self._done // max(self._total, 1)
+        text = f"[{'#' * filled}{'.' * (30 - filled)}] {self._done}/{self._total}"
+        if not 0 < self._done < self._total:
+            return text
+        left_s = (self._clock() - self._begin_s) / self._done * (self._total - self._done)
+        return f"{text}, about {left_s // 60:.0f}:{left_s % 60:02.0f} left"
 
 
 def say(line: str) -> None:

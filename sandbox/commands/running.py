@@ -98,7 +98,7 @@ def run_exec(argv: Sequence[str]) -> int:
 
 def _add_command(parser: argparse.ArgumentParser, first: str, about: str) -> None:
     parser.add_argument("--timeout", type=natural_float, default=3600.0, metavar="S", help="then it is killed")
-    parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="repeatable")
+    parser.add_argument("--env", type=variable, action="append", default=[], metavar="NAME=VALUE", help="repeatable")
     parser.add_argument("--cwd", default="", help="where it starts; default: the sandbox's folder")
     parser.add_argument("--stdin", action="store_true", help="give it what comes on standard input")
     parser.add_argument("--json", action="store_true", help="the result as one JSON object, when the command has ended")
@@ -109,14 +109,15 @@ def _add_command(parser: argparse.ArgumentParser, first: str, about: str) -> Non
 def _command(args: argparse.Namespace) -> Command:
     given: list[str] = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not given:
-        raise UserError("say what to run, after the image or id: rollcage sandbox exec mine 'ls -l'.")
+        like = "run rollcage-base" if hasattr(args, "image") else "exec mine"
+        raise UserError(f"say what to run: rollcage sandbox {like} 'ls -l'.")
     return given[0] if len(given) == 1 else given
 
 
 def _execute(sandbox: SyncSandbox, command: Command, args: argparse.Namespace) -> int:
     how: dict[str, Any] = {
         "timeout_s": args.timeout,
-        "env": dict(pair.partition("=")[::2] for pair in args.env),
+        "env": dict(args.env),
         "cwd": args.cwd,
         "stdin": sys.stdin.buffer.read() if args.stdin else b"",
     }
@@ -150,6 +151,18 @@ def exit_code(result: ExecResult) -> int:
     if result.timed_out:
         return TIMED_OUT
     return 128 + (result.signal or 0) if result.exit_code is None else result.exit_code
+
+
+def variable(text: str) -> tuple[str, str]:
+    """Read a variable of the environment.
+
+    >>> variable("A=b=c"), variable("A=")
+    (('A', 'b=c'), ('A', ''))
+    """
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"must be NAME=VALUE, not {text!r}")
+    return name, value
 
 
 def size(text: str) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rollcage.command import CommandParser, natural_float
 from rollcage.sandbox.commands.naming import ABOUT, find
 from rollcage.sandbox.commands.opened import add_place, opened, say
-from rollcage.sandbox.commands.running import exit_code
+from rollcage.sandbox.commands.running import exit_code, variable
 from rollcage.sandbox.types import MIB
 
 
@@ -23,12 +23,12 @@ def run_shell(argv: Sequence[str]) -> int:
     )
     add_place(parser)
     parser.add_argument("--timeout", type=natural_float, default=3600.0, metavar="S", help="of each command")
-    parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="repeatable")
+    parser.add_argument("--env", type=variable, action="append", default=[], metavar="NAME=VALUE", help="repeatable")
     parser.add_argument("--cwd", default="", help="where it starts; default: the sandbox's folder")
     parser.add_argument("id", help=ABOUT)
     args = parser.parse_args(argv)
     is_typed, code = sys.stdin.isatty(), 0
-    env = dict(pair.partition("=")[::2] for pair in args.env)
+    env = dict(args.env)
     with opened(args) as sandboxes, find(sandboxes, args.id).session(env=env, cwd=args.cwd) as session:
         while True:
             if is_typed:

@@ -7,7 +7,8 @@ from importlib import import_module
 
 import pytest
 
-MODULES = ["archive", "opening", "manager", *(f"commands.{it}" for it in ("looking", "opened", "running", "copying"))]
+COMMANDS = ("looking", "opened", "running", "copying", "naming")
+MODULES = ["archive", "opening", "manager", "service.gate", *(f"commands.{it}" for it in COMMANDS)]
 
 
 @pytest.mark.parametrize("module", MODULES)
