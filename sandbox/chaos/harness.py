@@ -80,10 +80,11 @@ class Report:
         num_promises = len({*self.ledger.kept, *(breach.promise for breach in self.ledger.breaches)})
         restarts = f", {self.num_daemon_restarts} restarts of the daemon" if self.options.own_daemon else ""
         num_cycles = len(self.options.cycles)
+        time = f"{self.duration_s:.0f} s ({self.duration_s / num_cycles:.1f} s a cycle)"
         return (
             f"chaos: {num_cycles} cycles, seed {self.options.seed}: {self.num_faults} faults, "
-            f"{self.num_kills} kills of the manager{restarts}; {num_promises} promises tested {num_checks} times in {self.duration_s:.0f} s "
-            f"({self.duration_s / num_cycles:.1f} s a cycle): {end}"
+            f"{self.num_kills} kills of the manager{restarts}; "
+            f"{num_promises} promises tested {num_checks} times in {time}: {end}"
         )
 
     def to_json(self) -> dict[str, Any]:

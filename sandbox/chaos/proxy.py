@@ -31,7 +31,7 @@ _EXEC_ID = re.compile(rb'"Id":\s*"(\w+)"')
 _LENGTH = re.compile(rb"\r\ncontent-length:\s*(\d+)", re.IGNORECASE)
 _CONNECTION = re.compile(rb"\r\nconnection:[^\r\n]*", re.IGNORECASE)
 _PIECE_BYTES = 1 << 16
-_MAX_LOOKS, _NUM_UNSTARTED = 500, 50
+_MAX_LOOKS, _NUM_UNSTARTED = 500, 100
 _STREAMS = ("events", "containers logs", "containers attach", "exec start")
 _EXPECTED = (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError)
 """What a broken connection, or a client that speaks no HTTP, looks like."""
@@ -143,6 +143,8 @@ class Proxy:
             request = await self._read(reader)
             while request.operation == "exec start" and (over := self._held.get(request.cycle)) is not None:
                 await over.wait()
+            if request.operation == "exec start":
+                self._starts[request.cycle].add(request.name)
             fault, delay_s = self._judge(request.cycle, request.operation, request.is_stream)
             if fault is Fault.HANG_BEFORE:
                 await _gone(reader)
@@ -184,8 +186,6 @@ class Proxy:
             head = request.head
             if not request.is_hijacked:
                 head = _CONNECTION.sub(b"", head)[:-2] + b"Connection: close\r\n\r\n"
-            if request.operation == "exec start":
-                self._starts[request.cycle].add(request.name)
             to_daemon.write(head + request.body)
             await to_daemon.drain()
             if fault in (Fault.DROP_AFTER, Fault.ERROR_AFTER, Fault.HANG_AFTER):
