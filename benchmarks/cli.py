@@ -16,6 +16,7 @@ from rollcage.errors import UserError, did_you_mean, require
 BENCHMARKS: dict[str, tuple[str, str, str]] = {
     "suite": ("rollcage.benchmarks.cli", "run_suite", "a named benchmark: pass@1 and avg@k with intervals"),
     "envs": ("rollcage.benchmarks.envs.speed", "main", "environment speed, side by side with public packages"),
+    "alfworld": ("rollcage.benchmarks.envs.alfworld", "main", "ALFWorld's speed, side by side with alfworld's own"),
     "learning": ("rollcage.benchmarks.learning", "main", "a preset trained for several seeds: gain with its spread"),
     "sandbox": ("rollcage.benchmarks.sandbox.speed", "main", "sandbox speed, side by side with public packages"),
     "endurance": (

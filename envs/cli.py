@@ -1,4 +1,4 @@
-"""The commands ``rollcage envs`` and ``rollcage check``, and ``--env-arg`` for every command with an environment."""
+"""The commands ``envs``, ``check`` and ``data``, and ``--env-arg`` for every command with an environment."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import argparse
 import inspect
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any
 
 import gymnasium
@@ -15,7 +16,10 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 from rollcage.command import CommandParser
 from rollcage.envs.core import TextEnv
 from rollcage.envs.registration import find_spec, make
-from rollcage.errors import RollcageError, UserError
+from rollcage.errors import RollcageError, UserError, did_you_mean
+
+_DATA = {"alfworld": ("rollcage.envs.alfworld.prepare", "the games of rollcage/ALFWorld-v0")}
+"""Data set -> module with `main`, and what it is."""
 
 
 def add_env_arguments(parser: argparse.ArgumentParser) -> None:
@@ -106,6 +110,20 @@ def run_check(argv: Sequence[str]) -> int:
         verdict = f"failed: {', '.join(report.failed)}" if report.failed else "keeps every promise"
         sys.stdout.write(f"{report.env_id}: {verdict}\n")
     return 0 if report.ok else 1
+
+
+def run_data(argv: Sequence[str]) -> int:
+    """Prepare published data; imports only what that data set needs."""
+    if not argv or argv[0] in ("-h", "--help"):
+        listed = "\n".join(f"  {name:10}{text}" for name, (_, text) in _DATA.items())
+        sys.stdout.write(f"usage: rollcage data NAME [arguments]\n\n{listed}\n\n  rollcage data NAME --help\n")
+        return 0 if argv else 2
+    if argv[0] not in _DATA:
+        raise UserError(
+            f"nothing to prepare for {argv[0]!r} (known: {', '.join(_DATA)}).{did_you_mean(argv[0], _DATA)}"
+        )
+    main: Callable[[Sequence[str]], int] = import_module(_DATA[argv[0]][0]).main
+    return main(argv[1:])
 
 
 def _progress(line: str) -> None:

@@ -15,6 +15,7 @@ from rollcage.errors import RollcageError, UserError, did_you_mean
 COMMANDS: dict[str, tuple[str, str]] = {
     "envs": ("rollcage.envs.cli", "list the environments, or show one's documentation"),
     "check": ("rollcage.envs.cli", "check that an environment keeps every promise, yours included"),
+    "data": ("rollcage.envs.cli", "find published data that take preparing, and prepare them"),
     "eval": ("rollcage.trainer.cli", "evaluate a policy on an environment"),
     "train": ("rollcage.trainer.cli", "train a language model with asynchronous reinforcement learning"),
     "replay": ("rollcage.trainer.cli", "re-run recorded trajectories and show the first difference"),

@@ -27,7 +27,7 @@ class DownloadSource:
         """Return the games in ``folder`` or its ``json_2.1.1``, or None where there are none."""
         for root in (folder / "json_2.1.1", folder):
             if any((root / split).is_dir() and next((root / split).glob(f"*/*/{_GAME}"), None) for split in SPLITS):
-                return cls(root)
+                return cls(root.absolute())
         return None
 
     def rows(self) -> Mapping[str, Sequence[Row]]:

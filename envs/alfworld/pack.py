@@ -49,7 +49,7 @@ class PackSource:
         if not splits or not all((folder / name).is_file() for name in (*names, *_LOGIC)):
             return None
         states = [(name, (folder / name).stat()) for name in (*names, *_LOGIC)]
-        return cls(folder, tuple((name, state.st_size, state.st_mtime_ns) for name, state in states))
+        return cls(folder.absolute(), tuple((name, state.st_size, state.st_mtime_ns) for name, state in states))
 
     def rows(self) -> Mapping[str, Sequence[Row]]:
         """See `Source.rows`."""
