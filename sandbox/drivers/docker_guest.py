@@ -8,8 +8,9 @@ from rollcage.sandbox.drivers.docker_api import Engine, one_line
 from rollcage.sandbox.drivers.docker_exec import ExecPipe
 from rollcage.sandbox.errors import DeadlineExceeded, GuestLost, SandboxUnavailable
 from rollcage.sandbox.guest.base import Guest
-from rollcage.sandbox.guest.channel import agent_command, open_agent
+from rollcage.sandbox.guest.channel import open_agent
 from rollcage.sandbox.guest.fallback import ExecGuest
+from rollcage.sandbox.guest.program import agent_command
 from rollcage.sandbox.types import SandboxSpec
 
 from aiodocker import DockerError  # isort: skip  (docker_api says how to get it where it is missing)

@@ -12,7 +12,7 @@ import ipaddress
 import json
 import random
 import re
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -204,10 +204,12 @@ class Gate:
         """Wait until a container's gate listens; raises StartFailed or BadSpec where it ends instead."""
         seen = ""
         async with self._engine.call(f"open the gate of {name}") as docker:
-            async for line in docker.containers.container(gate_name(name)).log(stdout=True, stderr=True, follow=True):
-                seen += line
-                if "ready" in line:
-                    return
+            log = docker.containers.container(gate_name(name)).log(stdout=True, stderr=True, follow=True)
+            async with aclosing(log) as lines:  # type: ignore[type-var]  # a generator, which would go on for ever
+                async for line in lines:
+                    seen += line
+                    if "ready" in line:
+                        return
         if relay.NO_BRIDGE in seen:
             raise BadSpec(f"{self._engine.endpoint} gives no network and no ports: {relay.NO_BRIDGE}.")
         raise StartFailed(f"the gate of {name} ended: {one_line(seen)[-300:]}", log_tail=seen)

@@ -15,7 +15,8 @@ from rollcage.sandbox.drivers.process_agent import AgentPipe
 from rollcage.sandbox.drivers.process_folder import ContainerFolder, ImageFolder, kill_all
 from rollcage.sandbox.errors import BadSpec, HostUnavailable, ImageMissing, SandboxUnavailable, StartFailed
 from rollcage.sandbox.guest.base import Guest
-from rollcage.sandbox.guest.channel import agent_command, open_agent
+from rollcage.sandbox.guest.channel import open_agent
+from rollcage.sandbox.guest.program import agent_command
 from rollcage.sandbox.types import SandboxSpec
 
 EMPTY_IMAGE = "rollcage-base"

@@ -16,7 +16,7 @@ from urllib.parse import quote, unquote
 
 from rollcage.sandbox.drivers.base import LABEL_MANAGER, Observed
 from rollcage.sandbox.errors import HostUnavailable, StartFailed
-from rollcage.sandbox.guest.agent import list_processes, read_variable, with_descendants
+from rollcage.sandbox.guest.agent.processes import list_processes, read_variable, with_descendants
 from rollcage.sandbox.types import SandboxSpec
 
 _MARKER = "ROLLCAGE_CONTAINER"

@@ -20,7 +20,7 @@ from rollcage.sandbox.errors import (
     SandboxUnavailable,
     UnsafePath,
 )
-from rollcage.sandbox.guest import agent
+from rollcage.sandbox.guest.agent.frames import WINDOW_BYTES, ProtocolError, charge
 from rollcage.sandbox.types import ExecResult
 
 T = TypeVar("T")
@@ -81,7 +81,7 @@ class Call:
         self.id = call_id
         self.deadline = deadline
         self._what = what
-        self._most_waiting_bytes = 2 * max_output_bytes + agent.WINDOW_BYTES + _SLACK_BYTES
+        self._most_waiting_bytes = 2 * max_output_bytes + WINDOW_BYTES + _SLACK_BYTES
         self._send = send
         self._forget = forget
         self._messages: deque[tuple[dict[str, Any], bytes]] = deque()
@@ -110,10 +110,10 @@ class Call:
         """Take a message that came; raises ProtocolError where it is none of ours."""
         fields = _MESSAGES.get(str(message.get("op")))
         if fields is None or not all(isinstance(message.get(name), kind) for name, kind in fields.items()):
-            raise agent.ProtocolError(f"an unknown message {str(message)[:200]}")
-        self._num_waiting_bytes += agent.charge(payload)
+            raise ProtocolError(f"an unknown message {str(message)[:200]}")
+        self._num_waiting_bytes += charge(payload)
         if self._num_waiting_bytes > self._most_waiting_bytes:
-            raise agent.ProtocolError("more output than was asked for")
+            raise ProtocolError("more output than was asked for")
         if message["op"] == "kept":
             self._kept.append(payload)
             return
@@ -143,7 +143,7 @@ class Call:
         if not self._messages:
             await self.in_time(self._wait())
         message, payload = self._messages.popleft()
-        self._num_waiting_bytes -= agent.charge(payload)
+        self._num_waiting_bytes -= charge(payload)
         self._is_answered = message["op"] in _LAST
         if message["op"] == "error":
             raise _ERRORS.get(message["kind"], InternalError)(message["message"])
@@ -168,8 +168,8 @@ class Call:
 
     def give_credit(self, payload: bytes) -> None:
         """A piece of streamed output has been taken: so much more may come."""
-        self._credit += agent.charge(payload)
-        if self._credit >= agent.WINDOW_BYTES // 4 and not self._lost:
+        self._credit += charge(payload)
+        if self._credit >= WINDOW_BYTES // 4 and not self._lost:
             self._send({"op": "credit", "id": self.id, "n": self._credit}, b"")
             self._credit = 0
 

@@ -4,37 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import marshal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
-from importlib.machinery import SourceFileLoader
-from importlib.util import MAGIC_NUMBER
-from pathlib import Path
 from typing import Any, Protocol
 
 from rollcage.sandbox.errors import BadArchive, DeadlineExceeded, GuestLost, SandboxUnavailable
-from rollcage.sandbox.guest import agent
+from rollcage.sandbox.guest.agent.frames import MAGIC, PIECE_BYTES, WINDOW_BYTES, FrameReader, ProtocolError, pack_frame
 from rollcage.sandbox.guest.base import OnOutput
 from rollcage.sandbox.guest.call import Call
 from rollcage.sandbox.guest.feeding import Feeding
+from rollcage.sandbox.guest.program import PROGRAM
 from rollcage.sandbox.types import MIB, ExecRequest, ExecResult, Output, Vitals
 
 GRACE_S = 5.0
 """An outer deadline is so much later than the inner one, which the agent keeps."""
 _CLOSE_S = 2.0
 _MAX_GARBAGE_BYTES = 1 << 16
-_SOURCE = Path(agent.__file__).read_bytes()
-# Compiling the source takes longer than starting Python: where its version is this one's, there is no need to.
-_CODE = marshal.dumps(SourceFileLoader(agent.__name__, agent.__file__).get_code(agent.__name__))
-PROGRAM = _CODE + _SOURCE
-"""What `open_agent` hands over."""
-_START = """
-import io,marshal,_frozen_importlib_external as f
-r=io.BufferedReader(io.FileIO(0,closefd=False),1).read
-c,s=r({num_code}),r({num_source})
-exec(marshal.loads(c)if f.MAGIC_NUMBER=={magic}else compile(s,'<rollcage agent>','exec'))
-"""
 
 
 class Duplex(Protocol):
@@ -53,15 +39,10 @@ class Duplex(Protocol):
         ...
 
 
-def agent_command(python: str = "python3") -> tuple[str, ...]:
-    """Return the command that starts the agent, once `open_agent` hands it the source."""
-    # A buffer of one byte, so that nothing behind the source is read.
-    start = _START.format(num_code=len(_CODE), num_source=len(_SOURCE), magic=MAGIC_NUMBER)
-    return (python, "-I", "-S", "-c", start)
-
-
 async def open_agent(duplex: Duplex, *, timeout_s: float = 10.0) -> AgentGuest:
-    """Hand the agent to a process that was started with `agent_command`. The connection returned owns ``duplex``.
+    """Hand the agent to a process that was started with `rollcage.sandbox.guest.program.agent_command`.
+
+    The connection returned owns ``duplex``.
 
     Raises:
         GuestLost: it ended, or wrote something else; the message holds what it wrote.
@@ -72,13 +53,13 @@ async def open_agent(duplex: Duplex, *, timeout_s: float = 10.0) -> AgentGuest:
         async with asyncio.timeout(timeout_s):
             with suppress(OSError):  # it ended already: what it wrote says why
                 await duplex.write(PROGRAM)
-            while (at := seen.find(agent.MAGIC)) < 0:
+            while (at := seen.find(MAGIC)) < 0:
                 data = await duplex.read(1 << 16)
                 seen += data
                 if not data or len(seen) > _MAX_GARBAGE_BYTES:
                     raise GuestLost(f"The agent did not start; instead came: {_quote(seen)}")
-            frames = agent.FrameReader()
-            found = frames.feed(bytes(seen[at + len(agent.MAGIC) :]))
+            frames = FrameReader()
+            found = frames.feed(bytes(seen[at + len(MAGIC) :]))
             while not found:
                 data = await duplex.read(1 << 16)
                 if not data:
@@ -88,7 +69,7 @@ async def open_agent(duplex: Duplex, *, timeout_s: float = 10.0) -> AgentGuest:
         await duplex.close()
         wrote = f" It wrote: {_quote(seen)}" if seen else ""
         raise DeadlineExceeded(f"The agent did not answer within {timeout_s:g} s.{wrote}") from None
-    except (OSError, agent.ProtocolError) as error:
+    except (OSError, ProtocolError) as error:
         await duplex.close()
         raise GuestLost(f"The agent did not start: {error}. It wrote: {_quote(seen)}") from error
     except BaseException:
@@ -108,7 +89,7 @@ def _quote(data: bytes | bytearray) -> str:
 class AgentGuest:
     """A `Guest` over a pipe to the agent. Make it with `open_agent`."""
 
-    def __init__(self, duplex: Duplex, frames: agent.FrameReader) -> None:
+    def __init__(self, duplex: Duplex, frames: FrameReader) -> None:
         self._duplex = duplex
         self._frames = frames
         self._ids = itertools.count(1)
@@ -128,7 +109,7 @@ class AgentGuest:
         self, request: ExecRequest, on_output: OnOutput | None = None, stdin: AsyncIterator[bytes] | None = None
     ) -> ExecResult:
         """See `Guest.exec`. The time that ``on_output`` itself takes is the caller's: no deadline holds for it."""
-        first = request.stdin[: agent.WINDOW_BYTES]
+        first = request.stdin[:WINDOW_BYTES]
         header = {
             "op": "exec",
             "command": request.command if isinstance(request.command, str) else list(request.command),
@@ -166,10 +147,10 @@ class AgentGuest:
     async def put(self, chunks: AsyncIterator[bytes], folder: str, *, timeout_s: float) -> None:
         """See `Guest.put`."""
         with self._call(f"The upload to {folder!r}", {"op": "put", "folder": folder}, timeout_s) as call:
-            room = agent.WINDOW_BYTES
+            room = WINDOW_BYTES
             while (chunk := await call.in_time(anext(chunks, None))) is not None:
-                for at in range(0, len(chunk), 4 * agent.PIECE_BYTES):
-                    piece = chunk[at : at + 4 * agent.PIECE_BYTES]
+                for at in range(0, len(chunk), 4 * PIECE_BYTES):
+                    piece = chunk[at : at + 4 * PIECE_BYTES]
                     while room <= 0 or call.has_message:
                         message, payload = await call.next()
                         if message["op"] == "done":  # before the end: it was refused
@@ -241,7 +222,7 @@ class AgentGuest:
         what: str,
         header: dict[str, Any],
         timeout_s: float,
-        max_output_bytes: int = agent.PIECE_BYTES,
+        max_output_bytes: int = PIECE_BYTES,
         *,
         payload: bytes = b"",
         grace_s: float | None = None,
@@ -249,7 +230,7 @@ class AgentGuest:
         grace_s = GRACE_S if grace_s is None else grace_s
         deadline = asyncio.get_running_loop().time() + timeout_s + grace_s
         call = Call(next(self._ids), deadline, what, max_output_bytes, self._send, self._calls.__delitem__)
-        limits = {"timeout_s": timeout_s, "max_output_bytes": max_output_bytes, "credit": agent.WINDOW_BYTES}
+        limits = {"timeout_s": timeout_s, "max_output_bytes": max_output_bytes, "credit": WINDOW_BYTES}
         self._send({**header, **limits, "id": call.id}, payload)
         self._calls[call.id] = call
         return call
@@ -257,7 +238,7 @@ class AgentGuest:
     def _send(self, header: dict[str, Any], payload: bytes = b"") -> None:
         if self._lost:
             raise GuestLost(self._lost)
-        self._outgoing.append(agent.pack_frame(header, payload))
+        self._outgoing.append(pack_frame(header, payload))
         self._has_outgoing.set()
 
     async def _write(self) -> None:
@@ -279,7 +260,7 @@ class AgentGuest:
                     call = self._calls.get(header.get("id", 0))
                     if call is not None:  # else it was given up
                         call.deliver(header, payload)
-        except (OSError, agent.ProtocolError, TypeError) as error:
+        except (OSError, ProtocolError, TypeError) as error:
             reason = f"The connection to the agent broke: {error}"
         self._break(reason)
 

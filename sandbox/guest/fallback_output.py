@@ -8,7 +8,7 @@ from contextlib import suppress
 from rollcage.sandbox.drivers.docker_api import one_line
 from rollcage.sandbox.drivers.docker_exec import STDERR, STDOUT, ExecPipe
 from rollcage.sandbox.errors import DeadlineExceeded, GuestLost
-from rollcage.sandbox.guest.agent import Kept
+from rollcage.sandbox.guest.agent.frames import Kept
 from rollcage.sandbox.guest.base import OnOutput
 from rollcage.sandbox.types import ExecResult, Output
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, Self
 
 from rollcage.sandbox.errors import GuestLost
-from rollcage.sandbox.guest import agent
+from rollcage.sandbox.guest.agent.frames import PIECE_BYTES, WINDOW_BYTES
 from rollcage.sandbox.guest.call import Call
 
 
@@ -22,7 +22,7 @@ class Feeding:
 
     def __init__(self, call: Call, chunks: AsyncIterator[bytes], send: Callable[[dict[str, Any], bytes], None]) -> None:
         self._call, self._chunks, self._send = call, chunks, send
-        self._room = agent.WINDOW_BYTES
+        self._room = WINDOW_BYTES
         self._has_room = asyncio.Event()
         self._task = asyncio.create_task(self._feed())
 
@@ -46,7 +46,7 @@ class Feeding:
                     while self._room <= 0:
                         self._has_room.clear()
                         await self._has_room.wait()
-                    piece = chunk[at : at + min(self._room, 4 * agent.PIECE_BYTES)]
+                    piece = chunk[at : at + min(self._room, 4 * PIECE_BYTES)]
                     at += len(piece)
                     self._room -= len(piece)
                     self._send({"op": "data", "id": self._call.id}, piece)

@@ -11,8 +11,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from rollcage.sandbox.drivers.process_agent import AgentPipe
-from rollcage.sandbox.guest.agent import list_processes
-from rollcage.sandbox.guest.channel import AgentGuest, agent_command, open_agent
+from rollcage.sandbox.guest.agent.processes import list_processes
+from rollcage.sandbox.guest.channel import AgentGuest, open_agent
+from rollcage.sandbox.guest.program import agent_command
 from rollcage.sandbox.types import ExecRequest, ExecResult
 
 

@@ -21,10 +21,12 @@ from tests.sandbox.guest.local_guest import find_processes, local_guest, run, wa
 from rollcage.sandbox.drivers.process_agent import AgentPipe
 from rollcage.sandbox.errors import DeadlineExceeded, GuestLost, SandboxUnavailable
 from rollcage.sandbox.guest import agent
-from rollcage.sandbox.guest.channel import PROGRAM, AgentGuest, agent_command, open_agent
+from rollcage.sandbox.guest.agent import frames, job, processes, requests, shell
+from rollcage.sandbox.guest.channel import AgentGuest, open_agent
+from rollcage.sandbox.guest.program import PROGRAM, agent_command
 from rollcage.sandbox.types import ExecRequest
 
-SIGNAL = agent._signal
+SIGNAL = processes.send_signal
 
 
 async def start(folder: Path, *command: str) -> AgentPipe:
@@ -44,7 +46,7 @@ class ScriptedPipe:
         self.is_closed = False
         self._answer = answer
         self._incoming: asyncio.Queue[bytes] = asyncio.Queue()
-        self._frames: agent.FrameReader | None = None
+        self._frames: frames.FrameReader | None = None
 
     def feed(self, data: bytes) -> None:
         """Have the host read this."""
@@ -52,15 +54,15 @@ class ScriptedPipe:
 
     def say(self, payload: bytes = b"", **header: object) -> None:
         """Have the host read a frame."""
-        self.feed(agent.pack_frame(header, payload))
+        self.feed(frames.pack_frame(header, payload))
 
     async def read(self, num_bytes: int) -> bytes:
         return await self._incoming.get()
 
     async def write(self, data: bytes) -> None:
         if self._frames is None:
-            self._frames = agent.FrameReader()
-            self.feed(agent.MAGIC + agent.pack_frame({"op": "hello"}))
+            self._frames = frames.FrameReader()
+            self.feed(frames.MAGIC + frames.pack_frame({"op": "hello"}))
             return
         for message, _ in self._frames.feed(data):
             self.sent.append(message)
@@ -89,12 +91,14 @@ def with_script(
     asyncio.run(main())
 
 
-def test_the_agent_is_one_file_of_python_3_7_and_the_standard_library() -> None:
-    tree = ast.parse(Path(agent.__file__).read_text(), feature_version=(3, 7))
-    imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
-    names = {alias.name for node in imports if isinstance(node, ast.Import) for alias in node.names}
-    names |= {node.module for node in imports if isinstance(node, ast.ImportFrom) and node.module}
-    assert {name.split(".")[0] for name in names} <= sys.stdlib_module_names
+def test_the_agent_needs_python_3_7_and_its_standard_library_alone() -> None:
+    for file in Path(agent.__file__).parent.glob("*.py"):
+        tree = ast.parse(file.read_text(), feature_version=(3, 7))
+        imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
+        names = {alias.name for node in imports if isinstance(node, ast.Import) for alias in node.names}
+        names |= {node.module for node in imports if isinstance(node, ast.ImportFrom) and node.module}
+        others = {name for name in names if not name.startswith(agent.__name__)}
+        assert {name.split(".")[0] for name in others} <= sys.stdlib_module_names
 
 
 def test_noise_before_the_agent_is_skipped(tmp_path: Path) -> None:
@@ -246,16 +250,17 @@ def test_a_probe_fails_where_no_process_can_be_started(tmp_path: Path) -> None:
 def test_a_command_that_has_ended_kills_no_stranger(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a process of its own (pid 0) nothing is its: the kernel's first processes are of "session 0" too."""
     killed: list[int] = []
-    monkeypatch.setattr(agent, "_signal", lambda send, pid, number: killed.append(pid))
-    real = agent.list_processes()
-    monkeypatch.setattr(agent, "list_processes", lambda: {**real, 1: (0, 0, 1), 2: (0, 0, 1), 99999999: (1, 0, 1)})
-    loop = agent.Agent(0, 1)
-    shell = agent.Shell(loop, b"none.1", {}, None)
-    job = agent.Job(loop, agent.Task(loop, {"id": 1}), b"none.2")
-    assert job.alone
-    assert shell.kill_once(everything=True) == shell.kill_once() == 0
-    job.status = 0
-    assert job.kill_once() == 0
+    table = {**processes.list_processes(), 1: (0, 0, 1), 2: (0, 0, 1), 99999999: (1, 0, 1)}
+    for module in (job, shell):
+        monkeypatch.setattr(module, "send_signal", lambda send, pid, number: killed.append(pid))
+        monkeypatch.setattr(module, "list_processes", lambda: table)
+    loop = requests.Agent(0, 1)
+    session = shell.Shell(loop, b"none.1", {}, None)
+    command = job.Job(loop, job.Task(loop, {"id": 1}), b"none.2")
+    assert command.alone
+    assert session.kill_once(everything=True) == session.kill_once() == 0
+    command.status = 0
+    assert command.kill_once() == 0
     assert killed == []
     for pid in (-1, 0, 1):
         with pytest.raises(ValueError, match="strangers"):
@@ -265,16 +270,16 @@ def test_a_command_that_has_ended_kills_no_stranger(monkeypatch: pytest.MonkeyPa
 
 
 def test_frames_are_cut_wherever_the_pipe_cuts_them() -> None:
-    frames = [({"op": "x", "n": n, "text": "ü" * n}, bytes([n]) * n * 37) for n in range(40)]
-    data = b"".join(agent.pack_frame(*frame) for frame in frames)
+    sent = [({"op": "x", "n": n, "text": "ü" * n}, bytes([n]) * n * 37) for n in range(40)]
+    data = b"".join(frames.pack_frame(*frame) for frame in sent)
     chance = random.Random(1)
     for _ in range(30):
-        reader, found, at = agent.FrameReader(), [], 0
+        reader, found, at = frames.FrameReader(), [], 0
         while at < len(data):
             size = chance.choice((1, 7, 100, 5000))
             found += reader.feed(data[at : at + size])
             at += size
-        assert found == frames
+        assert found == sent
 
 
 @pytest.mark.parametrize(
@@ -286,11 +291,11 @@ def test_frames_are_cut_wherever_the_pipe_cuts_them() -> None:
         b"\0\0\0\1\0\0\0\0\xff",
         b"\0\0\0\0\xff\xff\xff\xff",
         b"\1\0\0\0\0\0\0\0" + b"[" * (1 << 24),
-        agent.pack_frame({"op": "evil", "id": 1}),
-        agent.pack_frame({"op": "done", "id": 1}),
-        agent.pack_frame({"op": "output", "id": 1, "source": 3}),
-        agent.pack_frame({"op": "hello", "id": [1]}),
-        agent.pack_frame({"op": None, "id": {}}),
+        frames.pack_frame({"op": "evil", "id": 1}),
+        frames.pack_frame({"op": "done", "id": 1}),
+        frames.pack_frame({"op": "output", "id": 1, "source": 3}),
+        frames.pack_frame({"op": "hello", "id": [1]}),
+        frames.pack_frame({"op": None, "id": {}}),
     ],
 )
 def test_nonsense_from_the_agent_ends_the_connection(nonsense: bytes) -> None:
@@ -372,14 +377,14 @@ def test_the_agent_outlives_bad_requests_but_no_bad_frames(tmp_path: Path) -> No
     async def main() -> None:
         pipe = await start(tmp_path, *agent_command(sys.executable))
         await pipe.write(PROGRAM)
-        assert (await pipe.read(1 << 16)).startswith(agent.MAGIC)
+        assert (await pipe.read(1 << 16)).startswith(frames.MAGIC)
         for number in range(300):
             header = {name: chance.choice(values) for name in chance.sample(fields, chance.randrange(len(fields)))}
             header["id"] = chance.choice([1000 + number, *values])
             header["command"] = chance.choice(["true", ["true"], *values])
             payload = chance.randbytes(chance.randrange(50))
-            await pipe.write(agent.pack_frame({"op": chance.choice(ops), **header}, payload))
-        await pipe.write(agent.pack_frame({"op": "exec", "id": 5000, "command": "echo still there"}))
+            await pipe.write(frames.pack_frame({"op": chance.choice(ops), **header}, payload))
+        await pipe.write(frames.pack_frame({"op": "exec", "id": 5000, "command": "echo still there"}))
         seen = b""
         while b"still there" not in seen:
             data = await asyncio.wait_for(pipe.read(1 << 16), 10)
@@ -392,7 +397,7 @@ def test_the_agent_outlives_bad_requests_but_no_bad_frames(tmp_path: Path) -> No
 
     process = subprocess.Popen(agent_command(sys.executable), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=-1)
     stdout, stderr = process.communicate(PROGRAM + b"\xff" * 100, timeout=10)
-    assert stdout.startswith(agent.MAGIC)
+    assert stdout.startswith(frames.MAGIC)
     assert b"nonsense" in stderr
     assert process.returncode == 0
 
