@@ -63,10 +63,17 @@ async def injure(
     """
     if injury in (Injury.KILL, Injury.PAUSE):
         act: Callable[[str], Awaitable[None]] = driver.kill if injury is Injury.KILL else driver.pause
-        try:
-            await act(container)
-        except SandboxError:
-            pass  # it died before
+
+        async def has_acted() -> bool:
+            try:
+                await act(container)
+            except SandboxUnavailable:
+                pass  # it died before
+            except SandboxError:
+                return False  # the daemon is being restarted
+            return True
+
+        await until(has_acted, 30.0)
     elif injury is Injury.RESTORE:
         if (await caller("restore", box.restore, 40.0)).ok:
             info = (await caller("info", box.info, 20.0)).value

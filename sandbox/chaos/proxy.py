@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rollcage.sandbox.chaos.schedule import Fault
 
@@ -122,16 +123,23 @@ class Proxy:
     async def _settled(self, exec_id: str) -> None:
         """Wait until a command runs, has ended, or will not start any more."""
         for attempt in range(_MAX_LOOKS):
-            daemon, to_daemon = await asyncio.open_unix_connection(self._upstream)
             try:
-                to_daemon.write(f"GET /exec/{exec_id}/json HTTP/1.0\r\nHost: docker\r\n\r\n".encode())
-                head, _, body = (await daemon.read()).partition(b"\r\n\r\n")
-            finally:
-                await _end(to_daemon)
-            told = json.loads(body) if b" 200 " in head.split(b"\r\n")[0] else {"Pid": -1}
+                told = await self._told(exec_id)
+            except _EXPECTED:
+                return  # the daemon is being restarted
             if told["Pid"] or told["ExitCode"] is not None or (attempt > _NUM_UNSTARTED and not told["Running"]):
                 return
             await asyncio.sleep(0.02)
+
+    async def _told(self, exec_id: str) -> dict[str, Any]:
+        daemon, to_daemon = await asyncio.open_unix_connection(self._upstream)
+        try:
+            to_daemon.write(f"GET /exec/{exec_id}/json HTTP/1.0\r\nHost: docker\r\n\r\n".encode())
+            head, _, body = (await daemon.read()).partition(b"\r\n\r\n")
+        finally:
+            await _end(to_daemon)
+        found: dict[str, Any] = json.loads(body) if b" 200 " in head.split(b"\r\n")[0] else {"Pid": -1}
+        return found
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.create_task(self._serve(reader, writer))

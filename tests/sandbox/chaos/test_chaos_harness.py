@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -125,6 +126,29 @@ def test_what_cannot_be_run_is_told_at_once(tmp_path: Path) -> None:
         with pytest.raises(UserError) as error:
             run_chaos(arguments)
         assert "\n" not in str(error.value)
+
+
+def test_ctrl_c_in_the_middle_leaves_nothing(docker_endpoint: str, base_image: str) -> None:
+    command = (sys.executable, "-m", "rollcage", "sandbox", "chaos", "--cycles", "40", "--seed", "8")
+    with tempfile.TemporaryDirectory(prefix="cage-") as folder:  # short: it holds unix sockets
+        with subprocess.Popen(
+            (*command, "--endpoint", docker_endpoint, "--image", base_image),
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, "TMPDIR": folder},
+        ) as storm:
+            assert storm.stderr is not None
+            assert any("cycle" in line for line in storm.stderr)
+            (store,) = Path(folder).glob("rollcage-chaos-*/m/id")
+            label = f"label=rollcage.manager={store.read_text()}"
+            os.killpg(storm.pid, signal.SIGINT)
+            assert "Traceback" not in storm.stderr.read()
+            assert storm.wait(60.0) == 130
+        assert os.listdir(folder) == []
+    for what in (("ps", "-a"), ("images",), ("network", "ls")):
+        listing = ("docker", "-H", docker_endpoint, *what, "-q", "--filter", label)
+        assert subprocess.run(listing, capture_output=True, timeout=30, check=True).stdout == b""
 
 
 def test_every_kind_of_injury_comes_in_few_cycles() -> None:
