@@ -210,7 +210,7 @@ async def _is_stopping(response: aiohttp.ClientResponse) -> bool:
         return False
     try:
         told: Any = await response.json(content_type=None)
-        return told["error"]["type"] == ServiceUnreachable.__name__
+        return bool(told["error"]["type"] == ServiceUnreachable.__name__)
     except (ValueError, TypeError, KeyError):
         return False
 

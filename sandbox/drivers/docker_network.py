@@ -12,7 +12,7 @@ import ipaddress
 import json
 import random
 import re
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from rollcage.sandbox.errors import BadSpec, HostUnavailable, ImageMissing, Star
 from rollcage.sandbox.types import MIB, SandboxSpec
 
 from aiodocker import Docker, DockerError  # isort: skip  (docker_api says how to get it where it is missing)
+from aiodocker.multiplexed import multiplexed_result_stream  # isort: skip
 
 _POOL = ipaddress.ip_network("10.200.0.0/14")
 """Where the networks are cut from; since the host has no address in them, they hide nothing of the user's."""
@@ -203,10 +204,10 @@ class Gate:
     async def wait_ready(self, name: str) -> None:
         """Wait until a container's gate listens; raises StartFailed or BadSpec where it ends instead."""
         seen = ""
-        async with self._engine.call(f"open the gate of {name}") as docker:
-            log = docker.containers.container(gate_name(name)).log(stdout=True, stderr=True, follow=True)
-            async with aclosing(log) as lines:  # type: ignore[type-var]  # a generator, which would go on for ever
-                async for line in lines:
+        async with self._engine.call(f"open the gate of {name}"):
+            path, query = f"containers/{gate_name(name)}/logs", [("stdout", "1"), ("stderr", "1"), ("follow", "1")]
+            async with await self._engine.request("GET", path, query=query) as response:  # aiodocker closes it nowhere
+                async for line in multiplexed_result_stream(response):
                     seen += line
                     if "ready" in line:
                         return

@@ -8,7 +8,7 @@ from importlib import import_module
 import pytest
 
 COMMANDS = ("looking", "opened", "running", "copying", "naming")
-MODULES = ["archive", "opening", "manager", "service.gate", *(f"commands.{it}" for it in COMMANDS)]
+MODULES = ["archive", "opening", "manager.manager", "service.gate", *(f"commands.{it}" for it in COMMANDS)]
 
 
 @pytest.mark.parametrize("module", MODULES)
