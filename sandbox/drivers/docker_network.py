@@ -207,7 +207,7 @@ class Gate:
         async with self._engine.call(f"open the gate of {name}"):
             path, query = f"containers/{gate_name(name)}/logs", [("stdout", "1"), ("stderr", "1"), ("follow", "1")]
             async with await self._engine.request("GET", path, query=query) as response:  # aiodocker closes it nowhere
-                async for line in multiplexed_result_stream(response):
+                async for line in multiplexed_result_stream(response):  # type: ignore[no-untyped-call]
                     seen += line
                     if "ready" in line:
                         return
