@@ -7,6 +7,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Coroutine, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from rollcage.command import CommandParser
@@ -26,7 +27,8 @@ def run_images(argv: Sequence[str]) -> int:
     parser = CommandParser(
         "rollcage sandbox images",
         "build   make the image that sandboxes start from: `base` extends python:3.11-slim where a registry\n"
-        "        answers, else builds Debian with debootstrap (root; about a minute); `bare` is busybox\n"
+        "        answers, else builds Debian with debootstrap (root; about a minute); `bare` is busybox; `env` is base\n"
+        "        with this Rollcage inside, for placement `sandbox`: --extra math brings what an environment needs\n"
         "ls      list Rollcage's images\n"
         "prune   remove the images of snapshots that nobody needs: of sandboxes that are gone, and those\n"
         "        that are more than are kept. Only what the manager of the state folder made: the base\n"
@@ -35,7 +37,16 @@ def run_images(argv: Sequence[str]) -> int:
         "rollcage sandbox images ls --json\nrollcage sandbox images prune",
     )
     parser.add_argument("action", metavar="{build,ls,prune}")
-    parser.add_argument("what", nargs="?", default="base", metavar="{base,bare}", help="with build; default base")
+    parser.add_argument("what", nargs="?", default="base", metavar="{base,bare,env}", help="with build; default base")
+    parser.add_argument("--extra", action="append", default=[], help="of rollcage, with build env; can be repeated")
+    parser.add_argument(
+        "--requirement",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="pinned requirements, taken without what they require in turn; with build env; can be repeated",
+    )
     parser.add_argument("--source", choices=["auto", "registry", "debootstrap"], default="auto", help="default auto")
     parser.add_argument("--rebuild", action="store_true", help="even where it is there")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
@@ -51,13 +62,20 @@ def run_images(argv: Sequence[str]) -> int:
 def _build(args: argparse.Namespace) -> None:
     from rollcage.sandbox.images.bare import build_bare
     from rollcage.sandbox.images.base import build_base
+    from rollcage.sandbox.images.env import build_env
 
-    if args.what not in ("base", "bare"):
-        raise UserError(f"image {args.what!r}: write base (Debian, Python, git) or bare (busybox).")
+    if args.what not in ("base", "bare", "env"):
+        hint = did_you_mean(args.what, ("base", "bare", "env"))
+        raise UserError(
+            f"image {args.what!r}: write base (Debian, Python, git), bare (busybox) or env (Rollcage).{hint}"
+        )
     for endpoint in _endpoints(args):
         with patience(f"making the image {args.what} on {endpoint}"):
             if args.what == "base":
                 image = _run(build_base(endpoint, source=args.source, rebuild=args.rebuild, progress=say))
+            elif args.what == "env":
+                given = {"extras": args.extra, "requirements": args.requirement}
+                image = _run(build_env(endpoint, **given, rebuild=args.rebuild, progress=say))
             else:
                 image = _run(build_bare(endpoint))
         show_json({"endpoint": endpoint, "image": image}) if args.json else show(image)

@@ -11,8 +11,9 @@ from rollcage.sandbox.drivers.docker_api import DEFAULT_ENDPOINT, Engine, one_li
 from rollcage.sandbox.drivers.docker_config import LABEL_RECIPE
 from rollcage.sandbox.errors import ImageMissing
 from rollcage.sandbox.images import BASE_IMAGE
-from rollcage.sandbox.images.debootstrap import Progress, bootstrap
+from rollcage.sandbox.images.debootstrap import bootstrap
 from rollcage.sandbox.images.importing import add_file, has_recipe
+from rollcage.sandbox.images.running import Progress
 
 from aiodocker import DockerError, DockerStreamError  # isort: skip  (docker_api says how to get it where it is missing)
 

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
-import signal
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from rollcage.sandbox.drivers.docker_api import Engine
 from rollcage.sandbox.errors import ImageMissing
 from rollcage.sandbox.images import BASE_IMAGE
 from rollcage.sandbox.images.importing import import_root
-
-Progress = Callable[[str], None]
-"""Takes one line without its end."""
+from rollcage.sandbox.images.running import Progress, process, run
 
 _PACKAGES = "ca-certificates,git,patch,procps,python3,python3-pip,python3-venv"
 _STAGES = ("Checking", "Resolving", "core packages", "required packages", "base system", "Base system")
@@ -43,55 +38,27 @@ async def bootstrap(
     ends_at = loop.time() + timeout_s
     try:
         progress("debootstrap: Debian bookworm with Python and git (about a minute)")
-        await _run(
-            ("debootstrap", "--variant=minbase", f"--include={_PACKAGES}", "bookworm", str(root)), progress, timeout_s
+        command = ("debootstrap", "--variant=minbase", f"--include={_PACKAGES}", "bookworm", str(root))
+        await run(command, BASE_IMAGE, _stages_to(progress), timeout_s)
+        await run(
+            ("chroot", str(root), "sh", "-c", user_script), BASE_IMAGE, _stages_to(progress), ends_at - loop.time()
         )
-        await _run(("chroot", str(root), "sh", "-c", user_script), progress, ends_at - loop.time())
         progress(f"importing {BASE_IMAGE}")
         # Docker mounts its own /dev, and some hosts let nobody make device files.
         command = ("tar", "--numeric-owner", "--one-file-system", "--exclude=./dev/*", "-C", str(root), "-c", ".")
         lines = (_PATH, "ENV LANG=C.UTF-8", "WORKDIR /work", 'CMD ["bash"]', *changes)
-        async with _process(command) as tar:
+        async with process(command) as tar:
             await import_root(engine, _chunks(tar), BASE_IMAGE, lines, timeout_s=ends_at - loop.time())
     finally:
         await asyncio.to_thread(_remove_root, folder)
 
 
-async def _run(command: Sequence[str], progress: Progress, timeout_s: float) -> None:
-    """Run a command that shows its progress; raises ImageMissing with its last line where it fails."""
-    last = ""
-    try:
-        async with asyncio.timeout(timeout_s), _process(command) as process:
-            assert process.stdout is not None
-            async for line in process.stdout:
-                last = line.decode(errors="replace").strip() or last
-                if last.startswith("I: ") and any(stage in last for stage in _STAGES):
-                    progress(last[3:])
-            code = await process.wait()
-    except TimeoutError as error:
-        raise ImageMissing(f"{BASE_IMAGE}: {command[0]} did not end within {timeout_s:g} s; last: {last}") from error
-    if code != 0:
-        raise ImageMissing(f"{BASE_IMAGE}: {command[0]} failed: {last}")
+def _stages_to(progress: Progress) -> Progress:
+    def show(line: str) -> None:
+        if line.startswith("I: ") and any(stage in line for stage in _STAGES):
+            progress(line[3:])
 
-
-@asynccontextmanager
-async def _process(command: Sequence[str]) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Start a process in a group of its own, which does not outlive the block."""
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT if command[0] != "tar" else None,
-        start_new_session=True,
-    )
-    try:
-        yield process
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
-        if process.stdout is not None:
-            await process.stdout.read()  # to its end: then the pipe is closed
+    return show
 
 
 async def _chunks(process: asyncio.subprocess.Process) -> AsyncIterator[bytes]:

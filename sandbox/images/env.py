@@ -1,0 +1,184 @@
+"""The environments' image: the base image with Rollcage itself, from wheels that are got here: no network inside."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import platform
+import sys
+import tarfile
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+import rollcage
+from rollcage.sandbox.drivers.docker_api import DEFAULT_ENDPOINT, Engine, one_line
+from rollcage.sandbox.drivers.docker_config import LABEL_RECIPE
+from rollcage.sandbox.errors import ImageMissing
+from rollcage.sandbox.images import BASE_IMAGE, ENV_IMAGE, ENV_PYTHON
+from rollcage.sandbox.images.base import build_base, silent
+from rollcage.sandbox.images.importing import add_file, has_recipe
+from rollcage.sandbox.images.running import Progress, run
+
+PYTHON = "3.11"
+"""Of the base image, whichever way that was made."""
+_PACKAGE = Path(rollcage.__file__).parent
+_LABEL_PART = "rollcage.env"
+"""On the image, and on what its building leaves behind: that, and the one before, are removed."""
+_CHUNK_BYTES = 1 << 20
+
+
+async def build_env(
+    endpoint: str = DEFAULT_ENDPOINT,
+    *,
+    extras: Sequence[str] = (),
+    requirements: Sequence[Path] = (),
+    image: str = ENV_IMAGE,
+    rebuild: bool = False,
+    progress: Progress = silent,
+    timeout_s: float = 1800.0,
+) -> str:
+    """Make the image in which environments run, where it is not there for this Rollcage yet; returns its name.
+
+    Nothing in it is fetched from inside: wheels are downloaded here (from pip's index), and installed without network.
+
+    Args:
+        endpoint: of the Docker daemon.
+        extras: of Rollcage, that the environments need, such as "math".
+        requirements: files of further, pinned requirements, taken as they are, without what those require in turn.
+        image: its name.
+        rebuild: make it even where it is there.
+        progress: is given a line now and then.
+        timeout_s: for all of it.
+
+    Raises:
+        ImageMissing: it cannot be made here; the message says what failed.
+        DaemonUnreachable, DaemonForbidden, HostUnavailable: the daemon.
+    """
+    loop = asyncio.get_running_loop()
+    ends_at_s = loop.time() + timeout_s
+    await build_base(endpoint, progress=progress, timeout_s=timeout_s)
+    engine = Engine(endpoint)
+    try:
+        async with engine.call(f"look for {BASE_IMAGE}") as docker:
+            base_id = (await docker.images.inspect(BASE_IMAGE))["Id"]
+        recipe = await asyncio.to_thread(_recipe, base_id, sorted(set(extras)), requirements)
+        if not rebuild and await has_recipe(engine, image, recipe):
+            progress(f"{image} is there")
+            return image
+        with tempfile.TemporaryDirectory(prefix="rollcage-env-") as folder:
+            wheels = Path(folder) / "wheels"
+            progress("getting the wheels of Rollcage and of what it needs")
+            for command in _pip(sorted(set(extras)), requirements, wheels):
+                await run(command, image, silent, ends_at_s - loop.time())
+            progress(f"installing {len(list(wheels.iterdir()))} wheels into {image}, without network")
+            context = Path(folder) / "context.tar"
+            await asyncio.to_thread(_pack, context, wheels, recipe)
+            await _build(engine, context, image, ends_at_s - loop.time())
+        return image
+    finally:
+        await engine.close()
+
+
+def _recipe(base_id: str, extras: Sequence[str], requirements: Sequence[Path]) -> str:
+    """Return what tells this image from one of another base, of other extras, or of another state of the environments.
+
+    What else the package has (the trainer, the manager) does not run inside.
+    """
+    digest = hashlib.sha256(json.dumps([_dockerfile(""), base_id, list(extras)]).encode())
+    try:
+        files = [(path.name, path) for path in requirements]
+        files += [(path.name, path) for path in sorted(_PACKAGE.glob("*.py"))]
+        for folder, folders, names in os.walk(_PACKAGE / "envs", followlinks=True):
+            folders[:] = sorted(name for name in folders if name != "__pycache__")
+            files += [(os.path.relpath(path, _PACKAGE), path) for name in sorted(names) if (path := Path(folder, name))]
+        if (checkout := _checkout()) is not None:
+            files.append(("pyproject.toml", checkout / "pyproject.toml"))
+        for name, path in files:
+            digest.update(name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
+    except OSError as error:
+        raise ImageMissing(f"{error.filename}: cannot be read ({error.strerror}).") from None
+    return f"env-1 {digest.hexdigest()[:32]}"
+
+
+def _checkout() -> Path | None:
+    """Return the folder of the sources that this package is imported from; None where it was installed."""
+    folder = _PACKAGE.resolve().parent.parent
+    return folder if _PACKAGE.parent.name == ".pkg" and (folder / "pyproject.toml").is_file() else None
+
+
+def _pip(extras: Sequence[str], requirements: Sequence[Path], wheels: Path) -> list[tuple[str, ...]]:
+    """Return the commands that put every wheel that is needed into a folder."""
+    pip = (sys.executable, "-m", "pip")
+    quiet = ("--disable-pip-version-check", "--no-input", "--quiet")
+    checkout, named = _checkout(), f"[{','.join(extras)}]" if extras else ""
+    wanted = f"rollcage{named} @ {checkout.as_uri()}" if checkout else f"rollcage{named}=={version('rollcage')}"
+    if sys.platform == "linux" and platform.python_version().startswith(f"{PYTHON}."):
+        build = (*pip, "wheel", *quiet, "--wheel-dir", str(wheels))
+        commands = [(*build, wanted)]
+        return commands + [(*build, "--no-deps", "--requirement", str(path)) for path in requirements]
+    # Another interpreter than the image's: what has to be compiled cannot be had here.
+    machine = {"arm64": "aarch64", "AMD64": "x86_64"}.get(platform.machine(), platform.machine())
+    tags = [
+        tag for glibc in ("2014", "_2_17", "_2_28", "_2_34") for tag in ("--platform", f"manylinux{glibc}_{machine}")
+    ]
+    fetch = (*pip, "download", *quiet, "--only-binary=:all:", "--python-version", PYTHON, *tags, "--dest", str(wheels))
+    commands = []
+    if checkout:
+        commands.append((*pip, "wheel", *quiet, "--no-deps", "--wheel-dir", str(wheels), str(checkout)))
+        wanted = f"rollcage{named}=={version('rollcage')}"
+    commands.append((*fetch, "--find-links", str(wheels), wanted))
+    return commands + [(*fetch, "--no-deps", "--requirement", str(path)) for path in requirements]
+
+
+def _dockerfile(recipe: str) -> str:
+    home = str(Path(ENV_PYTHON).parent.parent)
+    install = f"{ENV_PYTHON} -m pip install --no-index --no-deps --no-cache-dir --quiet /wheels/*.whl"
+    lines = (
+        f"FROM {BASE_IMAGE} AS build",
+        f"LABEL {_LABEL_PART}=1",
+        "COPY wheels /wheels",
+        # Compiled, since those who run it may not write there; and checked: it must start, and its parts must fit.
+        f"RUN python3 -m venv {home} && {install} && {ENV_PYTHON} -P -c 'import rollcage.envs.worker'",
+        f"FROM {BASE_IMAGE}",
+        f"COPY --from=build {home} {home}",
+        f'LABEL {_LABEL_PART}=1 {LABEL_RECIPE}="{recipe}"',
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _pack(context: Path, wheels: Path, recipe: str) -> None:
+    with tarfile.open(context, mode="w") as archive:
+        add_file(archive, "Dockerfile", _dockerfile(recipe).encode())
+        for wheel in sorted(wheels.iterdir()):
+            member = tarfile.TarInfo(f"wheels/{wheel.name}")
+            member.size = wheel.stat().st_size  # no time, no owner: so that Docker knows it again
+            with wheel.open("rb") as file:
+                archive.addfile(member, file)
+
+
+async def _build(engine: Engine, context: Path, image: str, timeout_s: float) -> None:
+    what = f"build {image}"
+    query = [("t", image), ("networkmode", "none"), ("forcerm", "1")]
+    async with engine.call(what, timeout_s=timeout_s):
+        async with await engine.request("POST", "build", query=query, data=_chunks(context)) as response:
+            said = ""
+            async for line in response.content:
+                answer = json.loads(line)
+                said = str(answer.get("stream", "")).strip() or said
+                if "error" in answer:
+                    raise ImageMissing(
+                        f"{engine.endpoint} did not {what}: {one_line(answer['error'])}: {one_line(said)}"
+                    )
+        unused = json.dumps({"dangling": ["true"], "label": [_LABEL_PART]})
+        async with await engine.request("POST", "images/prune", query=[("filters", unused)]) as response:
+            await response.read()
+
+
+async def _chunks(path: Path) -> AsyncIterator[bytes]:
+    with path.open("rb") as file:
+        while chunk := await asyncio.to_thread(file.read, _CHUNK_BYTES):
+            yield chunk
