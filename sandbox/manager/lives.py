@@ -258,7 +258,7 @@ class Lives:
                 if box.info.state is not State.RECOVERING or box.row.desired == DELETED:
                     return
                 try:
-                    host = await self._moves.move(box) or await self._cleared(box)
+                    host = await self._moves.move(box) or await self._moves.clear(box)
                 except SandboxError as error:
                     if box.info.message != str(error):
                         self._fleet.move(box, "", message=str(error))
@@ -268,17 +268,6 @@ class Lives:
                 except SandboxError as error:
                     if await self._give_up(box, host, error):
                         return
-
-    async def _cleared(self, box: Box) -> Host:
-        """Return its host, once its former life is gone from there: never two at once."""
-        host, limit_s = self._fleet.host(box), self._fleet.settings.remove_timeout_s
-        try:
-            async with asyncio.timeout(limit_s):
-                await host.driver.remove(container_name(box.info.id, box.info.generation - 1))
-        except (SandboxError, TimeoutError) as error:
-            why = str(error) or f"no answer within {limit_s:g} s"
-            raise HostUnavailable(f"its former life cannot be removed yet: {why}") from None
-        return host
 
     async def _next_life(self, box: Box, host: Host) -> None:
         deadline = asyncio.get_running_loop().time() + self._fleet.settings.call_timeout_s

@@ -17,11 +17,12 @@ from rollcage.sandbox.drivers.base import Driver
 from rollcage.sandbox.errors import SandboxError, SandboxUnavailable
 from rollcage.sandbox.manager.admission import Admission
 from rollcage.sandbox.manager.box import LIVE, Box
-from rollcage.sandbox.manager.breaker import Breaker, guarded
+from rollcage.sandbox.manager.breaker import Breaker
 from rollcage.sandbox.manager.clock import Clock
 from rollcage.sandbox.manager.creations import Creations
 from rollcage.sandbox.manager.disk import watch_disk
 from rollcage.sandbox.manager.fleet import Fleet, Settings
+from rollcage.sandbox.manager.guarded import guarded
 from rollcage.sandbox.manager.handle import SandboxHandle
 from rollcage.sandbox.manager.health import Health
 from rollcage.sandbox.manager.hosts import Host

@@ -1,4 +1,4 @@
-"""Where a sandbox goes on whose host does not answer any more."""
+"""Where a new life begins: on the host of the former one, once that is gone, or on another where the host is dead."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from rollcage.sandbox.manager.hosts import Host
 
 
 class Moves:
-    """Finds another host for the new life of a sandbox.
+    """Finds the place of a sandbox's new life.
 
-    The former life may go on on the host that is silent, where nobody can reach it; calls are fenced to the new one,
-    and the former is removed as soon as the host answers.
+    Where that is another host the former life may go on on the one that is silent, where nobody can reach it: calls are
+    fenced to the new one, and the former is removed as soon as its host answers.
 
     Args:
         fleet: what the rooms share.
@@ -48,6 +48,21 @@ class Moves:
         changes = {"host": place.host, "generation": info.generation + 1, "message": f"{why}: moved to {place.host!r}"}
         fleet.move(box, "moved", told, **changes)
         return fleet.hosts[place.host]
+
+    async def clear(self, box: Box) -> Host:
+        """Return the present host of a RECOVERING sandbox, once its former life is gone from there: never two at once.
+
+        Raises:
+            HostUnavailable: it cannot be removed yet.
+        """
+        host, limit_s = self._fleet.host(box), self._fleet.settings.remove_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                await host.driver.remove(container_name(box.info.id, box.info.generation - 1))
+        except (SandboxError, TimeoutError) as error:
+            why = str(error) or f"no answer within {limit_s:g} s"
+            raise HostUnavailable(f"its former life cannot be removed yet: {why}") from None
+        return host
 
     async def _able(self, box: Box, why: str) -> list[str]:
         """Return the other hosts that are open and have the image; raises HostUnavailable where there are none."""

@@ -12,7 +12,8 @@ import pytest
 from rollcage.sandbox.drivers.base import Container, Driver, HostEvent
 from rollcage.sandbox.drivers.fake import FakeDriver, Fault
 from rollcage.sandbox.errors import DaemonUnreachable, HostUnavailable, ImageMissing, SandboxError, StartFailed
-from rollcage.sandbox.manager.breaker import HEAVY, Breaker, Circuit, guarded
+from rollcage.sandbox.manager.breaker import Breaker, Circuit
+from rollcage.sandbox.manager.guarded import HEAVY, guarded
 from rollcage.sandbox.types import SandboxSpec
 from rollcage.trainer.clock import run_virtual
 
