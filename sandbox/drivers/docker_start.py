@@ -121,9 +121,9 @@ class Starter:
 
     async def _pull(self, image: str) -> None:
         if image.startswith("rollcage-"):
-            raise ImageMissing(
-                f"image {image!r} is not on {self._engine.endpoint}: run  rollcage sandbox images build base"
-            )
+            kind = image.removeprefix("rollcage-").removesuffix(":latest")
+            cure = f": run  rollcage sandbox images build {kind}" if kind in ("base", "env") else "."
+            raise ImageMissing(f"image {image!r} is not on {self._engine.endpoint}{cure}")
         async with self._engine.call(f"pull {image}", timeout_s=self._slow_timeout_s) as docker:
             try:
                 await docker.images.pull(image)
