@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """What tests keep for later goes into a folder of their own, also where they start processes."""
+    folder, before = tmp_path_factory.mktemp("cache"), os.environ.get("ROLLCAGE_CACHE")
+    os.environ["ROLLCAGE_CACHE"] = str(folder)
+    yield folder
+    os.environ.pop("ROLLCAGE_CACHE")
+    if before is not None:
+        os.environ["ROLLCAGE_CACHE"] = before
 
 
 @pytest.fixture(scope="session")
