@@ -19,6 +19,7 @@ from rollcage.benchmarks.envs import attacks, contenders
 from rollcage.benchmarks.envs.measure import Contender, interleave, summarize
 from rollcage.benchmarks.envs.problems import Problem, find_rows, load_problems, write_rows
 from rollcage.benchmarks.envs.slow import ENV_ID as SLOW
+from rollcage.benchmarks.machine import cpu_name
 from rollcage.command import CommandParser
 from rollcage.errors import UserError
 
@@ -73,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
             "repetitions": arguments.repetitions,
             "seconds": arguments.seconds,
             "python": platform.python_version(),
-            "cpu": f"{_cpu_name()}, {os.cpu_count()} cores",
+            "cpu": f"{cpu_name()}, {os.cpu_count()} cores",
             "load_before": load_before,
             "load_after": os.getloadavg()[0],
             "versions": {"rollcage": __version__, "gymnasium": gymnasium.__version__, **rivals},
@@ -133,14 +134,6 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 def _wrong(score: contenders.Score, problems: Sequence[Problem]) -> int:
     return sum((score(problem) == 1.0) != problem.right for problem in problems[:500])
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:

@@ -14,11 +14,12 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from rollcage.benchmarks.machine import describe
 from rollcage.benchmarks.sandbox.crowd import crowd, ports
 from rollcage.command import CommandParser
 from rollcage.sandbox.chaos.keeper import Keeper
@@ -151,26 +152,42 @@ def main(argv: Sequence[str]) -> int:
         "Leases for a minute over a kill of the manager, 20 snapshots and 50 sandboxes with volumes, 500 MiB in and\n"
         "out, 100 sandboxes at once, 50 with ports: each with what it must not cost. One JSON line a case on stdout.\n"
         "It takes five minutes.",
-        "rollcage bench endurance\nrollcage bench endurance files",
+        "rollcage bench endurance\nrollcage bench endurance files\nrollcage bench endurance --output benchmarks/results",
     )
     parser.add_argument("--image", default="rollcage-base", help="default rollcage-base")
+    parser.add_argument("--output", type=Path, help="folder for endurance.md")
     parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(CASES))
     args = parser.parse_args(argv)
     if unknown := set(args.cases) - set(CASES):
         parser.error(f"no case {unknown.pop()!r}; there are: {', '.join(CASES)}.")
+    how = f"`{' '.join(['rollcage bench endurance', *argv])}`. {describe()} when it began."
     before = signal.signal(signal.SIGTERM, _end)
     try:
-        return asyncio.run(_run(args.cases or list(CASES), args.image))
+        found = asyncio.run(_run(args.cases or list(CASES), args.image))
     finally:
         signal.signal(signal.SIGTERM, before)
+    if args.output is not None:
+        args.output.mkdir(parents=True, exist_ok=True)
+        (args.output / "endurance.md").write_text(report(found, how), encoding="utf-8")
+        sys.stderr.write(f"written: {args.output / 'endurance.md'}\n")
+    return 0 if all(case["ok"] for case in found.values()) else 1
+
+
+def report(found: Mapping[str, Mapping[str, Any]], how: str) -> str:
+    """Return what the cases found as Markdown."""
+    lines = ["# Sandboxes at full size", "", f"How: {how}"]
+    for name, numbers in found.items():
+        lines += ["", f"## {name}", "", str(CASES[name].__doc__), "", "|  |  |", "| --- | --: |"]
+        lines += [f"| {key.replace('_', ' ')} | {value} |" for key, value in numbers.items()]
+    return "\n".join([*lines, ""])
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(128 + number)  # in order: what was made is removed
 
 
-async def _run(names: Sequence[str], image: str) -> int:
-    all_ok = True
+async def _run(names: Sequence[str], image: str) -> dict[str, dict[str, Any]]:
+    results = {}
     with tempfile.TemporaryDirectory(prefix="rollcage-bench-") as folder:
         keeper, driver = Keeper(Path(folder), default_endpoint()), DockerDriver(default_endpoint())
         try:
@@ -179,9 +196,8 @@ async def _run(names: Sequence[str], image: str) -> int:
                 try:
                     for name in names:
                         sys.stderr.write(f"{name}: {CASES[name].__doc__}\n")
-                        found = await CASES[name](Bench(keeper, client, driver, Path(folder), image))
-                        all_ok = all_ok and found["ok"]
-                        sys.stdout.write(json.dumps({"case": name, **found}) + "\n")
+                        results[name] = await CASES[name](Bench(keeper, client, driver, Path(folder), image))
+                        sys.stdout.write(json.dumps({"case": name, **results[name]}) + "\n")
                         sys.stdout.flush()
                 finally:
                     for info in await client.list_sandboxes():
@@ -189,7 +205,7 @@ async def _run(names: Sequence[str], image: str) -> int:
         finally:
             await keeper.stop()
             await driver.close()
-    return 0 if all_ok else 1
+    return results
 
 
 async def _volumes(driver: DockerDriver) -> set[str]:

@@ -16,6 +16,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+from rollcage.benchmarks.machine import cpu_name
 from rollcage.benchmarks.sandbox.contender import RIVALS
 from rollcage.benchmarks.sandbox.image import shared_image
 from rollcage.command import CommandParser, positive
@@ -47,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
             "many": arguments.many,
             "megabytes": arguments.megabytes,
             "python": platform.python_version(),
-            "cpu": f"{_cpu_name()}, {os.cpu_count()} cores",
+            "cpu": f"{cpu_name()}, {os.cpu_count()} cores",
             "memory_gib": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30,
             "kernel": platform.release(),
             "docker": _docker_version(),
@@ -214,11 +215,6 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 def _docker_version() -> str:
     show = ["docker", "version", "--format", "{{.Server.Version}}"]
     return subprocess.run(show, check=True, capture_output=True, text=True).stdout.strip()
-
-
-def _cpu_name() -> str:
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
