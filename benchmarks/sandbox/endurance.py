@@ -152,7 +152,7 @@ def main(argv: Sequence[str]) -> int:
         "Leases for a minute over a kill of the manager, 20 snapshots and 50 sandboxes with volumes, 500 MiB in and\n"
         "out, 100 sandboxes at once, 50 with ports: each with what it must not cost. One JSON line a case on stdout.\n"
         "It takes five minutes.",
-        "rollcage bench endurance\nrollcage bench endurance files\nrollcage bench endurance --output benchmarks/results",
+        "rollcage bench endurance files ports\nrollcage bench endurance --output benchmarks/results",
     )
     parser.add_argument("--image", default="rollcage-base", help="default rollcage-base")
     parser.add_argument("--output", type=Path, help="folder for endurance.md")
