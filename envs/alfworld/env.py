@@ -165,7 +165,8 @@ class ALFWorldEnv(TextEnv):
     def exploits(self) -> Sequence[str]:
         """Return whole plans in one message, and the last step of one alone."""
         plan = self.expert_plan()
-        return ("\n".join(plan), ", ".join(plan), f"<answer>{'; '.join(plan)}</answer>", *plan[-1:][: len(plan) - 1])
+        last = plan[-1:] if len(plan) > 1 else []
+        return ("\n".join(plan), ", ".join(plan), f"<answer>{'; '.join(plan)}</answer>", *last)
 
     def _open(self) -> OpenGame:
         return open_game(self.tasks.source, self.task.id)

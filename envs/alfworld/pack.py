@@ -88,22 +88,19 @@ def _logic(source: PackSource) -> tuple[str, str]:
 
 def _unpack(file: Path, target: Path) -> None:
     """Make a database of the games in ``file``; others see it whole or not at all."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=target.parent)
-    os.close(handle)
     try:
-        with closing(sqlite3.connect(name)) as database, lzma.open(file, "rt", encoding="utf-8") as lines:
-            database.execute("PRAGMA synchronous = OFF")  # a file that is not whole never gets its name
-            database.execute("CREATE TABLE games (id TEXT PRIMARY KEY, game BLOB) WITHOUT ROWID")
-            database.executemany("INSERT INTO games VALUES (?, ?)", map(_entry, lines))
-            database.commit()
-        os.replace(name, target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            unfinished = Path(folder, target.name)
+            with closing(sqlite3.connect(unfinished)) as database, lzma.open(file, "rt", encoding="utf-8") as lines:
+                database.execute("PRAGMA synchronous = OFF")  # a file that is not whole never gets its name
+                database.execute("CREATE TABLE games (id TEXT PRIMARY KEY, game BLOB) WITHOUT ROWID")
+                database.executemany("INSERT INTO games VALUES (?, ?)", map(_entry, lines))
+                database.commit()
+            os.replace(unfinished, target)
     except (OSError, EOFError, lzma.LZMAError, ValueError, KeyError, sqlite3.Error) as error:
-        os.unlink(name)
-        raise UserError(f"{file}: cannot be unpacked to {target.parent} ({error!r}).") from None
-    except BaseException:
-        os.unlink(name)
-        raise
+        reason = f"cannot be unpacked to {target.parent}, below $ROLLCAGE_CACHE ({error!r})"
+        raise UserError(f"{file}: {reason}.") from None
 
 
 def _entry(line: str) -> tuple[str, bytes]:

@@ -65,6 +65,15 @@ def write_download(folder, change=lambda game: game):
             (trial / "game.tw-pddl").write_text(json.dumps(change(game)))
 
 
+def test_a_pack_that_cannot_be_unpacked_says_so(tmp_path, monkeypatch):
+    write_pack(tmp_path / "alfworld")
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("ROLLCAGE_CACHE", str(tmp_path / "file"))
+    with pytest.raises(UserError, match=r"games_train.jsonl.xz: cannot be unpacked to .*\$ROLLCAGE_CACHE") as error:
+        ALFWorldEnv(data_dir=tmp_path).reset(seed=0)
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize("write", [write_pack, write_download])
 def test_both_layouts_of_the_official_games_hold_the_same_games(tmp_path, write):
     write(tmp_path / "alfworld")
@@ -125,6 +134,15 @@ def test_commands_of_another_version_are_a_clear_error_e8(tmp_path):
     ) as error:
         env.reset(seed=0)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("split", ["train", "valid_seen", "valid_unseen"])
+def test_the_walkthroughs_of_the_official_games_win_e8(shared_data, split):
+    env = ALFWorldEnv(data_dir=shared_data, split=split) if shared_data else ALFWorldEnv(dataset="sample", split=split)
+    for seed in range(4):
+        env.reset(seed=seed)
+        plan = env.expert_plan()
+        assert [env.step(command)[2] for command in plan] == [False] * (len(plan) - 1) + [True]
 
 
 def test_a_walkthrough_that_does_not_win_is_an_error(tmp_path):
