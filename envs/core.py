@@ -25,6 +25,7 @@ class Turn(NamedTuple):
         terminated: the episode is over because the task is solved, failed or given up.
         success: the task is solved; only ever true together with ``terminated``.
         info: extra keys for ``info`` (JSON-able), the same keys every turn.
+        failure: ends the episode without a verdict: "task", "model" or "infra", as in `TextEnv`; it is truncated then.
     """
 
     observation: str
@@ -32,6 +33,7 @@ class Turn(NamedTuple):
     terminated: bool = False
     success: bool = False
     info: Mapping[str, Any] = _NO_INFO
+    failure: str | None = None
 
 
 class TextEnv(gymnasium.Env[str, str]):
@@ -156,12 +158,14 @@ class TextEnv(gymnasium.Env[str, str]):
         if not isinstance(action, str):
             raise UserError(f"an action must be a string, not {type(action).__name__}.")
         self.num_turns += 1
-        observation, reward, terminated, success, extra = self.advance(action)
-        truncated = not terminated and self.max_turns is not None and self.num_turns >= self.max_turns
+        observation, reward, terminated, success, extra, failure = self.advance(action)
+        truncated = not terminated and (
+            failure is not None or (self.max_turns is not None and self.num_turns >= self.max_turns)
+        )
         if terminated or truncated:
             self._running = False
         self._observation = observation
-        info = {"task_id": self.task.id, "success": success, "failure": None, **extra}
+        info = {"task_id": self.task.id, "success": success, "failure": failure, **extra}
         return observation, reward, terminated, truncated, info
 
     def render(self) -> str | None:

@@ -33,7 +33,13 @@ class EnvDied(PlacementError):
     reason = "env_died"
 
 
-CALLABLE = ("expert", "random_action", "snapshot", "restore", "tools", "exploits")
+class EnvOutOfMemory(EnvDied):
+    """The environment took more memory than its container may have, and was ended for it."""
+
+    reason = "env_oom"
+
+
+CALLABLE = ("expert", "random_action", "gold", "empty", "snapshot", "restore", "tools", "exploits")
 """What `EnvHandle.call` may ask of an environment."""
 
 

@@ -89,10 +89,12 @@ def usage(tools: Sequence[Tool]) -> str:
 
 def example(tools: Sequence[Tool]) -> str:
     """Return one call of the first tool, as an answer shows it."""
-    tool = tools[0]
-    arguments = dict.fromkeys(tool["parameters"].get("required", ()), "...")
-    call = json.dumps({"name": tool["name"], "arguments": arguments})
-    return f"<tool_call>\n{call}\n</tool_call>"
+    return write_call(str(tools[0]["name"]), **dict.fromkeys(tools[0]["parameters"].get("required", ()), "..."))
+
+
+def write_call(name: str, **arguments: Any) -> str:
+    """Return a call as a model writes it."""
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 def _fits(value: object, kind: str) -> bool:

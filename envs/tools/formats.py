@@ -1,6 +1,6 @@
 """Tool calls as models write them, in whichever of the current chat formats.
 
-1. JSON in tags (Hermes, Qwen and many more): ``<tool_call>{"name": "bash", "arguments": {"command": "x"}}</tool_call>``.
+1. JSON in tags (Hermes, Qwen and more): ``<tool_call>{"name": "bash", "arguments": {"command": "ls"}}</tool_call>``.
    The last tag may be missing, as where it is a stop sequence.
 2. Tags in tags (Qwen's coders): ``<tool_call><function=bash><parameter=command>ls</parameter></function></tool_call>``;
    the outer tag may be missing.

@@ -20,7 +20,7 @@ from checker_zoo import SUMS, SumEnv
 from rollcage.__main__ import main
 from rollcage.envs import RowTasks, Task, TextEnv, Turn, register
 from rollcage.envs.checker import check, run_check
-from rollcage.envs.checks import CHECKS, contract, rewards
+from rollcage.envs.checks import CHECKS, content, contract, repeat, rewards
 from rollcage.envs.checks.rewards import luck
 from rollcage.errors import UserError
 
@@ -431,9 +431,17 @@ def test_bad_input_is_one_clear_line(capsys: pytest.CaptureFixture[str]) -> None
         check("zoo/Sum-v0", only=["x"])
 
 
+WITHOUT_DATA = {"rollcage/ALFWorld-v0": {"dataset": "sample"}, "rollcage/SWEMini-v0": {"endpoints": "process:"}}
+SLOW = ("rollcage/SWEMini-v0",)
+"""Those whose episodes take a second each: fewer seeds here, all of them in `rollcage check`."""
+
+
 @pytest.mark.parametrize("env_id", sorted(env_id for env_id in gymnasium.registry if env_id.startswith("rollcage/")))
 def test_every_environment_of_the_suite_passes(env_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rewards, "NUM_TASKS", 6)
     monkeypatch.setattr(rewards, "BUDGET_S", 20.0)
-    report = check(env_id, **({"dataset": "sample"} if env_id == "rollcage/ALFWorld-v0" else {}))
+    if env_id in SLOW:
+        for checks in (contract, content, repeat):
+            monkeypatch.setattr(checks, "NUM_SEEDS", 3)
+    report = check(env_id, **WITHOUT_DATA.get(env_id, {}))
     assert report.ok, summary(report)

@@ -288,3 +288,20 @@ def test_a_snapshot_is_not_changed_by_what_follows():
     env.step("b")
     env.restore(saved)
     assert env.state == []
+
+
+def test_a_failure_ends_the_episode_without_a_verdict():
+    class Failing(TextEnv):
+        def begin(self, task):
+            return "go"
+
+        def advance(self, action):
+            return Turn("broken", failure="infra")
+
+    env = Failing(RowTasks("failing", {"train": [{}]}))
+    env.reset(seed=0)
+    observation, reward, terminated, truncated, info = env.step("x")
+    assert (observation, reward, terminated, truncated) == ("broken", 0.0, False, True)
+    assert (info["success"], info["failure"]) == (False, "infra")
+    with pytest.raises(gymnasium.error.ResetNeeded):
+        env.step("x")

@@ -1,4 +1,4 @@
-"""Policies by name: ``expert``, ``random``, ``openai:MODEL@URL``, a model that comes along, or a path."""
+"""Policies by name: ``expert``, ``random``, ``gold``, ``empty``, ``openai:MODEL@URL``, a model, or a path."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from rollcage.envs.placements.base import EnvHandle
 from rollcage.errors import UserError, did_you_mean, require
 from rollcage.trainer.agents.chat import ChatAgent
 from rollcage.trainer.agents.endpoint import ChatEndpoint
-from rollcage.trainer.agents.solvers import SolverAgent
+from rollcage.trainer.agents.solvers import Solver, SolverAgent
 from rollcage.trainer.checkpoints import newest_checkpoint
 from rollcage.trainer.models import find_model
 from rollcage.trainer.policies import small_policy_path
 from rollcage.trainer.rollout.episode import Agent
 from rollcage.trainer.types import Sampling
 
-SOLVERS: tuple[Literal["expert"], Literal["random"]] = ("expert", "random")
-"""Policies that an environment brings itself."""
+SOLVERS: tuple[Solver, ...] = ("expert", "random", "gold", "empty")
+"""Policies that an environment brings itself, where it offers them."""
 
 MODELS = ("small", "smollm2")
 """Models that come with Rollcage or with a package of their own; see `rollcage.trainer.config.model_path`."""
@@ -54,9 +54,9 @@ class Policy(Protocol):
 
 
 class SolverPolicy:
-    """The environment's own expert or random actions; see `Policy`."""
+    """The actions that the environment itself proposes; see `Policy`."""
 
-    def __init__(self, kind: Literal["expert", "random"], *, deadline_s: float = 60.0) -> None:
+    def __init__(self, kind: Solver, *, deadline_s: float = 60.0) -> None:
         self.name: str = kind
         self.identity: str = kind
         self.concurrency = 8
@@ -105,7 +105,7 @@ def make_policy(
     """Return the policy that ``name`` means; only a model on this machine loads torch.
 
     Args:
-        name: "expert", "random", "openai:MODEL@URL", one of `MODELS`, or the path of a model folder, a GGUF file, a
+        name: one of `SOLVERS`, "openai:MODEL@URL", one of `MODELS`, or the path of a model folder, a GGUF file, a
             checkpoint, or a run (then its newest complete checkpoint).
         sampling: how a language model draws its messages.
         system: system message put before every conversation of a language model; "" for none.

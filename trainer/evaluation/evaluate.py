@@ -75,7 +75,7 @@ def plan(
         num_tasks: how many of its tasks, drawn by ``seed`` (all where None or too many).
         seed: of the draw and of every episode.
         attempts: episodes of each task.
-        solver: where it is "expert" or "random", make sure that the environment can play itself.
+        solver: where it is one of `SOLVERS`, make sure that the environment can play itself.
 
     Raises:
         UserError: unknown environment, argument or split; malformed data; a solver that the environment does not offer.
@@ -94,7 +94,7 @@ def plan(
         task_ids = tuple(inner.tasks.task(split, index).id for index in indices)
         if solver in SOLVERS:
             env.reset(seed=0, options={"task": task_ids[0]})
-            _ = inner.expert() if solver == "expert" else inner.random_action(np.random.default_rng(0))
+            _offer(inner, solver)
         found: dict[str, Any] = {
             "placement": str(inner.metadata.get("placement", "inline")),
             "tools": tuple(inner.tools),
@@ -107,6 +107,16 @@ def plan(
     finally:
         env.close()
     return Evaluation(EnvConfig(env_id, kwargs), split, task_ids, seed, attempts, **found)
+
+
+def _offer(env: TextEnv, solver: str) -> None:
+    """Raise UserError where the environment does not offer one of `SOLVERS`."""
+    if solver == "random":
+        env.random_action(np.random.default_rng(0))
+    elif (propose := getattr(env, solver, None)) is None:
+        raise UserError(f"{type(env).__name__} offers no {solver} policy.")
+    else:
+        propose()
 
 
 def _takes_split(env_id: str) -> bool:

@@ -1,0 +1,1 @@
+"""Software engineering: an issue, a repository in a sandbox, and tests that decide."""

@@ -1,0 +1,129 @@
+"""Judging a patch: applied to a fresh copy of the repository, in a sandbox that its author has never touched."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from importlib import resources
+from typing import Any, NamedTuple, Protocol
+
+from rollcage.envs.swe.patches import protected, touched, whole
+from rollcage.errors import RollcageError
+from rollcage.sandbox.sync import SyncSandbox
+from rollcage.sandbox.types import ExecResult
+
+_MAX_LOG_BYTES = 1 << 20
+
+
+class NotJudged(RollcageError):
+    """The tests never ran, for a reason that has nothing to do with the patch: an infrastructure failure."""
+
+
+class Verdict(NamedTuple):
+    """What came of a patch.
+
+    Attributes:
+        status: "resolved", "unresolved", or "patch_apply_failed" (then no test ran).
+        fail_to_pass: share of the tests that shall pass now which do, 0 to 1.
+        pass_to_pass: share of the tests that passed before which still do.
+        tests: test -> how it ended; one that did not run is missing.
+        ignored: paths that the patch changes and that do not count.
+        log: what the tests printed.
+    """
+
+    status: str
+    fail_to_pass: float = 0.0
+    pass_to_pass: float = 0.0
+    tests: Mapping[str, str] = {}
+    ignored: tuple[str, ...] = ()
+    log: str = ""
+
+    @property
+    def resolved(self) -> bool:
+        """Whether every test that shall pass does."""
+        return self.status == "resolved"
+
+
+class Harness(Protocol):
+    """How one family of tasks is set up and tested."""
+
+    def prepare(self, box: SyncSandbox, row: Mapping[str, Any]) -> None:
+        """Bring the sandbox's work folder to the base commit; raises NotJudged where that cannot be done."""
+        ...
+
+    def protected(self, row: Mapping[str, Any]) -> Sequence[str]:
+        """Return patterns of paths at which a patch's changes do not count."""
+        ...
+
+    def run_tests(self, box: SyncSandbox, row: Mapping[str, Any], *, timeout_s: float) -> tuple[dict[str, str], str]:
+        """Run the tests as they are now; returns test -> status ("passed" is the good one), and the log.
+
+        Raises:
+            NotJudged: the run never started.
+        """
+        ...
+
+
+def judge(harness: Harness, box: SyncSandbox, row: Mapping[str, Any], patch: bytes, *, timeout_s: float) -> Verdict:
+    """Judge a patch in a fresh sandbox.
+
+    Args:
+        harness: of the row's family.
+        box: nobody has used it.
+        row: the task in SWE-bench's format.
+        patch: unified diff against the base commit; b"" is a patch too.
+        timeout_s: for the tests; those that have not ended by then have not passed.
+
+    Raises:
+        NotJudged: the sandbox could not be set up, or the tests never started.
+        SandboxError: it failed.
+    """
+    harness.prepare(box, row)
+    patterns = harness.protected(row)
+    paths = touched(patch)
+    ignored = protected(paths, patterns)
+    if patch.strip() and len(ignored) < max(1, len(paths)):
+        excluded = [f"--exclude={pattern}" for pattern in patterns]
+        applied = box.exec(("git", "apply", "--whitespace=nowarn", *excluded, "-"), stdin=whole(patch))
+        if not applied.ok:
+            return Verdict("patch_apply_failed", ignored=tuple(ignored), log=applied.stderr_text)
+    hidden = box.exec(("git", "apply", "--whitespace=nowarn", "-"), stdin=whole(row["test_patch"].encode()))
+    if not hidden.ok:
+        raise NotJudged(f"{row['instance_id']}: its test patch does not apply: {_last_line(hidden)}")
+    tests, log = harness.run_tests(box, row, timeout_s=timeout_s)
+    mended, kept = _share(tests, row["FAIL_TO_PASS"]), _share(tests, row["PASS_TO_PASS"])
+    status = "resolved" if mended == kept == 1.0 else "unresolved"
+    return Verdict(status, mended, kept, tests, tuple(ignored), log)
+
+
+def run_unittest(box: SyncSandbox, tests: Sequence[str], *, timeout_s: float) -> tuple[dict[str, str], str]:
+    """Run tests of the standard library's kind; see `Harness.run_tests` and `rollcage.envs.swe.runner`."""
+    nonce = secrets.token_hex(16)
+    job = json.dumps({"nonce": nonce, "tests": list(tests)}).encode()
+    command = ("python3", "-I", "-B", "-c", _runner())
+    result = box.exec(command, stdin=job, timeout_s=timeout_s, max_output_bytes=_MAX_LOG_BYTES)
+    records = [json.loads(line[len(nonce) :]) for line in result.stdout_text.splitlines() if line.startswith(nonce)]
+    if ["started"] not in records:
+        raise NotJudged(f"the test run did not start: {_last_line(result)}")
+    found: dict[str, str] = {}
+    for record in records:
+        if len(record) == 2:
+            test, status = record
+            found[test] = status if found.get(test, "passed") == "passed" else found[test]
+    return found, result.stderr_text
+
+
+def _share(found: Mapping[str, str], tests: Sequence[str]) -> float:
+    return sum(found.get(test) == "passed" for test in tests) / len(tests) if tests else 1.0
+
+
+def _last_line(result: ExecResult) -> str:
+    lines = result.stderr_text.strip().splitlines()
+    return lines[-1] if lines else f"exit code {result.exit_code}"
+
+
+@lru_cache(maxsize=1)
+def _runner() -> str:
+    return resources.files(__package__).joinpath("runner.py").read_text(encoding="utf-8")
