@@ -11,7 +11,7 @@ import numpy as np
 
 from rollcage.envs.core import TextEnv, Turn
 from rollcage.envs.swe.exploits import EXPLOITS
-from rollcage.envs.swe.grading import Harness, NotJudged, Verdict, judge
+from rollcage.envs.swe.grading import Harness, NotJudged, TestsLost, Verdict, judge
 from rollcage.envs.swe.lab import Lease
 from rollcage.envs.swe.patches import TAKE, whole
 from rollcage.envs.tasks import Task, TaskSet
@@ -67,6 +67,7 @@ class SWEEnv(TextEnv):
         settings: of `TextEnv`.
     """
 
+    metadata: dict[str, Any] = {**TextEnv.metadata, "step_s": 60.0}  # noqa: RUF012
     tools: ClassVar[tuple[Tool, ...]] = (BASH, PYTHON, VIEW, EDIT, SUBMIT)
     state: Work
 
@@ -218,15 +219,25 @@ class SWEEnv(TextEnv):
     def _hand_in(self) -> Turn:
         patch = self.patch()
         self._drop_box()
-        box = self._create()
         try:
-            self.verdict = verdict = judge(self._harness, box, self.task.data, patch, timeout_s=self.test_timeout_s)
-        finally:
-            self._leased().delete(box)
+            verdict = self._judge(patch)
+        except TestsLost:
+            try:
+                verdict = self._judge(patch)
+            except TestsLost as error:  # twice, in fresh sandboxes, is the patch's doing
+                verdict = Verdict("unresolved", log=str(error))
+        self.verdict = verdict
         text = {"resolved": "Resolved.", "unresolved": "Not resolved: tests fail."}.get(
             verdict.status, "Not resolved: the patch could not be applied."
         )
         return Turn(text, float(verdict.resolved), True, verdict.resolved, self._own_info(verdict.status, verdict))
+
+    def _judge(self, patch: bytes) -> Verdict:
+        box = self._create()
+        try:
+            return judge(self._harness, box, self.task.data, patch, timeout_s=self.test_timeout_s)
+        finally:
+            self._leased().delete(box)
 
     def _open_box(self) -> SyncSandbox:
         if self._box is None:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from rollcage.envs.swe.patches import protected, touched, whole
 from rollcage.errors import RollcageError
+from rollcage.sandbox.errors import SandboxUnavailable
 from rollcage.sandbox.sync import SyncSandbox
 from rollcage.sandbox.types import ExecResult
 
@@ -19,6 +20,10 @@ _MAX_LOG_BYTES = 1 << 20
 
 class NotJudged(RollcageError):
     """The tests never ran, for a reason that has nothing to do with the patch: an infrastructure failure."""
+
+
+class TestsLost(NotJudged):
+    """The sandbox died while the tests ran: it failed, or the patch killed it. Which, a second try tells."""
 
 
 class Verdict(NamedTuple):
@@ -77,7 +82,7 @@ def judge(harness: Harness, box: SyncSandbox, row: Mapping[str, Any], patch: byt
         timeout_s: for the tests; those that have not ended by then have not passed.
 
     Raises:
-        NotJudged: the sandbox could not be set up, or the tests never started.
+        NotJudged: the sandbox could not be set up, or the tests never started (TestsLost: or it died under them).
         SandboxError: it failed.
     """
     harness.prepare(box, row)
@@ -92,7 +97,10 @@ def judge(harness: Harness, box: SyncSandbox, row: Mapping[str, Any], patch: byt
     hidden = box.exec(("git", "apply", "--whitespace=nowarn", "-"), stdin=whole(row["test_patch"].encode()))
     if not hidden.ok:
         raise NotJudged(f"{row['instance_id']}: its test patch does not apply: {_last_line(hidden)}")
-    tests, log = harness.run_tests(box, row, timeout_s=timeout_s)
+    try:
+        tests, log = harness.run_tests(box, row, timeout_s=timeout_s)
+    except SandboxUnavailable as error:
+        raise TestsLost(f"{row['instance_id']}: {error}") from error
     mended, kept = _share(tests, row["FAIL_TO_PASS"]), _share(tests, row["PASS_TO_PASS"])
     status = "resolved" if mended == kept == 1.0 else "unresolved"
     return Verdict(status, mended, kept, tests, tuple(ignored), log)

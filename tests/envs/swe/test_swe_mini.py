@@ -160,6 +160,13 @@ def test_tests_that_never_end_have_not_passed(docker):
     assert (reward, terminated, info["status"], info["failure"]) == (0.0, True, "unresolved", None)
 
 
+def test_a_patch_that_kills_the_judges_sandbox_is_no_infrastructure_failure(docker):
+    with opened(docker) as env:
+        command = "printf 'import os, signal\\nos.kill(-1, signal.SIGKILL)\\n' >>spans.py"
+        _, reward, terminated, _, info = play(env, "spans", command)
+    assert (reward, terminated, info["status"], info["failure"]) == (0.0, True, "unresolved", None)
+
+
 def test_the_history_ends_with_the_base_commit_e10(docker):
     with opened(docker) as env:
         env.reset(options={"task": task_id(env, "spans")})
@@ -171,10 +178,9 @@ def test_the_history_ends_with_the_base_commit_e10(docker):
         assert set(env.step(bash(look))[0].splitlines()) == {base, "(exit code 0)"}
         seen = "git cat-file --batch-all-objects --batch | grep -ac test_one_within_another; ls -a .. | tr '\\n' ' '"
         assert env.step(bash(seen))[0].splitlines()[0] == "0", "no object holds a hidden test"
+        folders = "/work /home /tmp /var /etc /usr/local"
         packs = env.step(
-            bash(
-                "find .git/objects -name '*.pack'; grep -rl test_one_within_another /work /home /tmp /var /etc /usr/local 2>/dev/null"
-            )
+            bash(f"find .git/objects -name '*.pack'; grep -rl test_one_within_another {folders} 2>/dev/null")
         )[0]
         assert packs.strip().startswith("(exit code")
 
