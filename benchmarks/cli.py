@@ -97,6 +97,7 @@ def run_suite(argv: Sequence[str]) -> int:
         policy,
         [(evaluation, output / name) for name, evaluation in evaluations.items()],
         placement=arguments.placement,
+        restart=arguments.restart,
         concurrency=arguments.concurrency,
     )
     by_part = dict(zip(evaluations, results, strict=True))

@@ -52,7 +52,8 @@ def make_vector_env(
         creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
         placement = getattr(creator, "metadata", {}).get("placement", "inline")
     if placement not in _BACKENDS:
-        raise UserError(f"unknown placement {placement!r} (known: {', '.join(_BACKENDS)}).")
+        hint = did_you_mean(placement, _BACKENDS)
+        raise UserError(f"make_vec knows no placement {placement!r} (known: {', '.join(_BACKENDS)}).{hint}")
     return TextVectorEnv(_BACKENDS[placement](EnvConfig(env_id, kwargs), num_envs, deadline_s))
 
 

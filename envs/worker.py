@@ -4,8 +4,10 @@
 
 Requests and replies are frames (`rollcage.envs.placements.frames`). A request is {"op", "args", "deadline_s"}, with
 op "make", "describe", "reset", "step", "call", "set" or "close"; a reply is {"result"}, or {"error", "message"} with
-error "user" or "raised". Stdout belongs to the frames alone: whatever the environment prints goes to stderr. The
-worker ends, and every process that its environment started, as soon as stdin ends, even while the environment hangs.
+error "user" or "raised". With "checkpoint": true in the request, the reply holds the environment's state after it as
+"checkpoint" too (see `Instance.checkpoint`). Stdout belongs to the frames alone: whatever the environment prints goes
+to stderr. The worker ends, and every process that its environment started, as soon as stdin ends, even while the
+environment hangs.
 """
 
 from __future__ import annotations
@@ -77,7 +79,10 @@ class Server:
         cpu_s = 2 * float(request["deadline_s"]) * (os.cpu_count() or 1)
         signal.setitimer(signal.ITIMER_VIRTUAL, min(cpu_s, 1e6))
         try:
-            return encode({"result": self._do(operation, request["args"])})
+            reply = {"result": self._do(operation, request["args"])}
+            if request.get("checkpoint") and self._instance is not None:
+                reply["checkpoint"] = self._instance.checkpoint()
+            return encode(reply)
         except BaseException as error:  # noqa: BLE001  (the boundary: SystemExit out of an environment is data as well)
             kind, message = describe_error(operation, error)
             return encode({"error": kind, "message": message})

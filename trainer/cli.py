@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from rollcage.command import CommandParser, natural, natural_float, positive
 from rollcage.envs.cli import add_env_arguments, env_kwargs
+from rollcage.envs.placements.restoring import RESTARTS
 from rollcage.errors import require
 from rollcage.trainer.types import Sampling
 
 if TYPE_CHECKING:
     from rollcage.trainer.agents.policies import Policy
 
-PLACEMENTS = ("inline", "process")
+PLACEMENTS = "{inline,process,sandbox}"
 POLICY_HELP = (
-    "expert or random (where the environment offers them), openai:MODEL@URL (key from $OPENAI_API_KEY), "
+    "expert, random, gold or empty (where the environment offers them), openai:MODEL@URL (key from $OPENAI_API_KEY), "
     "small or smollm2 (models that come along), "
     "or the path of a model folder, a GGUF file, a checkpoint, or a run (its newest checkpoint)"
 )
@@ -60,7 +61,11 @@ def run_eval(argv: Sequence[str]) -> int:
     )
     policy = policy_from(arguments, evaluation.tools)
     [result] = run_evaluations(
-        policy, [(evaluation, arguments.output)], placement=arguments.placement, concurrency=arguments.concurrency
+        policy,
+        [(evaluation, arguments.output)],
+        placement=arguments.placement,
+        restart=arguments.restart,
+        concurrency=arguments.concurrency,
     )
     summary = result.summary()
     sys.stdout.write(json.dumps(summary) + "\n" if arguments.json else format_summary(summary))
@@ -76,7 +81,7 @@ def run_replay(argv: Sequence[str]) -> int:
     )
     parser.add_argument("source", type=Path, metavar="FILE_OR_RUN", help="recorded episodes, or a folder of them")
     parser.add_argument("--trajectory", metavar="ID", help="only the episodes with this id or task id")
-    parser.add_argument("--placement", choices=PLACEMENTS, default="inline", help="where the environment runs")
+    parser.add_argument("--placement", metavar=PLACEMENTS, default="inline", help="where the environment runs")
     arguments = parser.parse_args(argv)
     from rollcage.trainer.replay import replay_all
 
@@ -120,7 +125,13 @@ def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-new-tokens", type=positive, help="of one message (default: likewise, else 1024)")
     parser.add_argument("--concurrency", type=positive, help="episodes at once (default: the policy's choice)")
     parser.add_argument("--timeout", type=natural_float, default=600.0, help="seconds for one endpoint call (600)")
-    parser.add_argument("--placement", choices=PLACEMENTS, help="where environments run (default: as they ask)")
+    parser.add_argument("--placement", metavar=PLACEMENTS, help="where environments run (default: as they ask)")
+    parser.add_argument(
+        "--restart",
+        choices=RESTARTS,
+        default="fail",
+        help="where the worker or container of an episode is lost: it fails, or goes on from its last turn",
+    )
 
 
 def policy_from(arguments: argparse.Namespace, tools: Sequence[Mapping[str, Any]] = ()) -> Policy:

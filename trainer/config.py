@@ -24,8 +24,12 @@ class EnvChoice:
     """Arguments of the environment, as KEY VALUE pairs."""
     split: str = "train"
     """Split of the training tasks."""
-    placement: Literal["inline", "process"] = "inline"
-    """Where environments run: in threads of this process, or in worker processes (for slow or unruly ones)."""
+    placement: Literal["inline", "process", "sandbox"] = "inline"
+    """Where environments run: in threads of this process, in worker processes (for slow or unruly ones), or each in a
+    container of its own (`rollcage sandbox images build env` makes the image)."""
+    restart: Literal["fail", "restore"] = "fail"
+    """What becomes of an episode whose worker or container is lost: it fails and is played anew, or it goes on from its
+    last turn in another one (process and sandbox)."""
     system: str = ""
     """System message put before every conversation."""
 

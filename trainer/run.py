@@ -13,7 +13,7 @@ from typing import Any, TextIO
 from rollcage.envs import TextEnv, make
 from rollcage.envs.countdown.tasks import published_files
 from rollcage.envs.placements import make_placement
-from rollcage.envs.placements.base import EnvConfig, EnvHandle
+from rollcage.envs.placements.base import EnvConfig, EnvHandle, Placement
 from rollcage.errors import UserError, unwrap
 from rollcage.monitor.report import write_report
 from rollcage.monitor.run_folder import RunFolder, read_rows
@@ -184,7 +184,7 @@ class Run:
             stack.push_async_callback(router.close)
             learner = DeepSpeedLearner(config.learner_config, checkpoint=checkpoint, log_folder=self.folder / "logs")
             stack.push_async_callback(learner.close)
-            placement = make_placement(config.env.placement, self._env, num_workers=config.rollout.num_slots)
+            placement = self._place(self._env, config.rollout.num_slots)
             stack.push_async_callback(placement.close)
             async with asyncio.TaskGroup() as starting:
                 starting.create_task(learner.start())
@@ -197,6 +197,10 @@ class Run:
                 return PolicyAgent(router, self._chat, sampling, name=name, group=str(group), seed=seed)
 
             yield Parts(learner, router, placement, self._order.task_id, new_agent, self._record)
+
+    def _place(self, env: EnvConfig, num_workers: int) -> Placement:
+        choice = self.config.env
+        return make_placement(choice.placement, env, num_workers=num_workers, restart=choice.restart)
 
     def _record(self, trajectory: Trajectory) -> None:
         self._recorder.trajectory(trajectory_to_json(trajectory, self._env, self.config.model))
@@ -229,7 +233,7 @@ class Run:
         for name, evaluation in self._evaluations.items():
             if (when, name) in done:
                 continue
-            placement = make_placement(self.config.env.placement, evaluation.env, num_workers=policy.concurrency)
+            placement = self._place(evaluation.env, policy.concurrency)
             try:
                 result = await evaluate(evaluation, policy, placement, progress=True)
             finally:

@@ -1,4 +1,4 @@
-"""Where environments run: `inline` and `process`, behind one seam (`base`)."""
+"""Where environments run: `inline`, `process` and `sandbox`, behind one seam (`base`)."""
 
 from collections.abc import Callable, Mapping
 
@@ -7,6 +7,7 @@ from rollcage.envs.placements.base import (
     EnvConfig,
     EnvDied,
     EnvHandle,
+    EnvOutOfMemory,
     EnvRaised,
     EnvTimeout,
     Placement,
@@ -14,6 +15,7 @@ from rollcage.envs.placements.base import (
 )
 from rollcage.envs.placements.inline import InlinePlacement
 from rollcage.envs.placements.process import ProcessPlacement
+from rollcage.envs.placements.sandbox import SandboxPlacement
 from rollcage.errors import UserError, did_you_mean
 
 __all__ = [
@@ -22,25 +24,33 @@ __all__ = [
     "EnvConfig",
     "EnvDied",
     "EnvHandle",
+    "EnvOutOfMemory",
     "EnvRaised",
     "EnvTimeout",
     "InlinePlacement",
     "Placement",
     "PlacementError",
     "ProcessPlacement",
+    "SandboxPlacement",
     "make_placement",
 ]
 
-PLACEMENTS: Mapping[str, Callable[..., Placement]] = {"inline": InlinePlacement, "process": ProcessPlacement}
+PLACEMENTS: Mapping[str, Callable[..., Placement]] = {
+    "inline": InlinePlacement,
+    "process": ProcessPlacement,
+    "sandbox": SandboxPlacement,
+}
 
 
-def make_placement(kind: str, config: EnvConfig, *, num_workers: int | None = None) -> Placement:
+def make_placement(kind: str, config: EnvConfig, *, num_workers: int | None = None, restart: str = "fail") -> Placement:
     """Return a placement for the environment of ``config``.
 
     Args:
-        kind: "inline" or "process".
+        kind: "inline", "process" or "sandbox".
         config: which environment.
         num_workers: at most so many instances live at once, and `acquire` waits for one; None for no limit.
+        restart: what becomes of an episode whose worker or container is lost: "fail": it ends as data; "restore": it
+            goes on (not inline); see `rollcage.envs.placements.restoring.RestoringHost`.
 
     Raises:
         UserError: unknown kind, unknown environment, or one that cannot run there.
@@ -48,4 +58,8 @@ def make_placement(kind: str, config: EnvConfig, *, num_workers: int | None = No
     if kind not in PLACEMENTS:
         known = ", ".join(PLACEMENTS)
         raise UserError(f"unknown placement {kind!r} (known: {known}).{did_you_mean(kind, PLACEMENTS)}")
-    return PLACEMENTS[kind](config, num_workers=num_workers)
+    if kind == "inline":
+        if restart != "fail":
+            raise UserError(f"placement 'inline' knows no restart {restart!r}: use placement 'process' or 'sandbox'.")
+        return InlinePlacement(config, num_workers=num_workers)
+    return PLACEMENTS[kind](config, num_workers=num_workers, restart=restart)

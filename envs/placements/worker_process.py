@@ -47,14 +47,15 @@ def make_request(config: EnvConfig) -> dict[str, Any]:
     return {"env_id": config.env_id, "kwargs": dict(config.kwargs), "spec": description, "sys_path": sys_path}
 
 
-def request(operation: str, args: dict[str, Any], deadline_s: float) -> bytes:
-    """Return the frame of one request.
+def request(operation: str, args: dict[str, Any], deadline_s: float, *, checkpoint: bool = False) -> bytes:
+    """Return the frame of one request; ``checkpoint``: the reply shall hold the environment's state after it.
 
     Raises:
         EnvRaised: ``args`` cannot be sent (not JSON-able, or too long).
     """
     try:
-        return encode({"op": operation, "args": args, "deadline_s": deadline_s})
+        more = {"checkpoint": True} if checkpoint else {}
+        return encode({"op": operation, "args": args, "deadline_s": deadline_s, **more})
     except (TypeError, ValueError, FrameError) as error:
         raise EnvRaised(f"{operation}: the arguments cannot be sent to the worker process: {error}") from None
 

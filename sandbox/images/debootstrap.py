@@ -45,9 +45,9 @@ async def bootstrap(
         )
         progress(f"importing {BASE_IMAGE}")
         # Docker mounts its own /dev, and some hosts let nobody make device files.
-        command = ("tar", "--numeric-owner", "--one-file-system", "--exclude=./dev/*", "-C", str(root), "-c", ".")
+        packing = ("tar", "--numeric-owner", "--one-file-system", "--exclude=./dev/*", "-C", str(root), "-c", ".")
         lines = (_PATH, "ENV LANG=C.UTF-8", "WORKDIR /work", 'CMD ["bash"]', *changes)
-        async with process(command) as tar:
+        async with process(packing) as tar:
             await import_root(engine, _chunks(tar), BASE_IMAGE, lines, timeout_s=ends_at - loop.time())
     finally:
         await asyncio.to_thread(_remove_root, folder)

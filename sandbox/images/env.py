@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-import rollcage
+from rollcage import errors
 from rollcage.sandbox.drivers.docker_api import DEFAULT_ENDPOINT, Engine, one_line
 from rollcage.sandbox.drivers.docker_config import LABEL_RECIPE
 from rollcage.sandbox.errors import ImageMissing
@@ -25,7 +25,7 @@ from rollcage.sandbox.images.running import Progress, run
 
 PYTHON = "3.11"
 """Of the base image, whichever way that was made."""
-_PACKAGE = Path(rollcage.__file__).parent
+_PACKAGE = Path(errors.__file__).parent
 _LABEL_PART = "rollcage.env"
 """On the image, and on what its building leaves behind: that, and the one before, are removed."""
 _CHUNK_BYTES = 1 << 20
@@ -118,7 +118,7 @@ def _pip(extras: Sequence[str], requirements: Sequence[Path], wheels: Path) -> l
     wanted = f"rollcage{named} @ {checkout.as_uri()}" if checkout else f"rollcage{named}=={version('rollcage')}"
     if sys.platform == "linux" and platform.python_version().startswith(f"{PYTHON}."):
         build = (*pip, "wheel", *quiet, "--wheel-dir", str(wheels))
-        commands = [(*build, wanted)]
+        commands: list[tuple[str, ...]] = [(*build, wanted)]
         return commands + [(*build, "--no-deps", "--requirement", str(path)) for path in requirements]
     # Another interpreter than the image's: what has to be compiled cannot be had here.
     machine = {"arm64": "aarch64", "AMD64": "x86_64"}.get(platform.machine(), platform.machine())

@@ -267,7 +267,8 @@ def test_num_workers_makes_later_callers_wait_until_their_deadline(kind: str) ->
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_close_that_hangs_costs_seconds_not_for_ever(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"rollcage.envs.placements.{kind}._CLOSE_S", 0.3)
+    name = {"inline": "inline._CLOSE_S", "process": "worker_host.CLOSE_S"}[kind]
+    monkeypatch.setattr(f"rollcage.envs.placements.{name}", 0.3)
 
     async def scenario() -> None:
         placement = make_placement(kind, EnvConfig("zoo/Moody-v0", {"close_s": 2.0}))

@@ -17,6 +17,7 @@ def run_evaluations(
     evaluations: Sequence[tuple[Evaluation, Path | None]],
     *,
     placement: str | None = None,
+    restart: str = "fail",
     concurrency: int | None = None,
     deadlines: Deadlines = DEADLINES,
 ) -> list[Result]:
@@ -25,7 +26,8 @@ def run_evaluations(
     Args:
         policy: who plays; it is started, and closed however this ends.
         evaluations: each with its output folder, or None for none.
-        placement: "inline" or "process"; None for what each environment asks for.
+        placement: "inline", "process" or "sandbox"; None for what each environment asks for.
+        restart: "fail" or "restore"; see `rollcage.envs.placements.make_placement`.
         concurrency: episodes at once; None for the policy's own choice.
         deadlines: of every wait.
 
@@ -40,7 +42,8 @@ def run_evaluations(
             policy.concurrency = num_slots = min(concurrency or policy.concurrency, max(1, most))
             await policy.start()
             for evaluation, output in evaluations:
-                where = make_placement(placement or evaluation.placement, evaluation.env, num_workers=num_slots)
+                kind = placement or evaluation.placement
+                where = make_placement(kind, evaluation.env, num_workers=num_slots, restart=restart)
                 try:
                     results.append(
                         await evaluate(
