@@ -41,6 +41,7 @@ class OwnDaemon:
         self._namespace = f"chaos-{secrets.token_hex(4)}"
         self._process: asyncio.subprocess.Process | None = None
         self._lock = asyncio.Lock()
+        self._orphans: set[str] = set()
 
     async def __aenter__(self) -> OwnDaemon:
         self._folder.mkdir(mode=0o700)
@@ -65,13 +66,24 @@ class OwnDaemon:
     async def restart(self) -> None:
         """Kill it and start it again; concurrent calls take turns."""
         async with self._lock:
-            assert self._process is not None
             self.num_restarts += 1
-            self._process.kill()
-            await self._process.wait()
-            # Its containerd dies with it; a new one is started only where the old one's number is nobody's.
-            (self._folder / "exec" / "containerd" / "containerd.pid").unlink(missing_ok=True)
-            await self._start()
+            await self.kill()
+            await self.start()
+
+    async def kill(self) -> None:
+        """End it without a word, as the death of its machine would. Its containers live on until it is back."""
+        assert self._process is not None
+        self._process.kill()
+        await self._process.wait()
+        self._orphans = await asyncio.to_thread(self._containers)
+
+    async def start(self) -> None:
+        """Start it again after `kill`; raises UserError."""
+        # Its containerd dies with it; a new one is started only where the old one's number is nobody's.
+        (self._folder / "exec" / "containerd" / "containerd.pid").unlink(missing_ok=True)
+        await self._start()
+        # It has ended all that ran; what its predecessor had not quite started it never looks at again (20.10).
+        await asyncio.to_thread(_kill_containers, self._orphans)
 
     async def copy_image(self, source: str, image: str) -> None:
         """Take an image over from another daemon; raises SandboxError."""
@@ -124,16 +136,23 @@ class OwnDaemon:
 
     def _remove(self) -> None:
         """Remove all of it; where the daemon had to be killed, its containers are still there."""
-        shims = [it for it in _processes() if f"-namespace\0{self._namespace}" in it[1]]
-        ids = {words[words.index("-id") + 1] for _, text in shims if "-id" in (words := text.split("\0"))}
-        for pid, text in _processes():
-            if any(container_id in text for container_id in ids):
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        _kill_containers(self._containers())
         for line in reversed(Path("/proc/self/mounts").read_text().splitlines()):
             if line.split()[1].startswith(f"{self._folder}/"):
                 subprocess.run(("umount", "-l", line.split()[1]), check=False, timeout=30)
         shutil.rmtree(self._folder)
+
+    def _containers(self) -> set[str]:
+        """Return the ids of the containers that have processes."""
+        shims = [text for _, text in _processes() if f"-namespace\0{self._namespace}" in text]
+        return {words[words.index("-id") + 1] for text in shims if "-id" in (words := text.split("\0"))}
+
+
+def _kill_containers(ids: set[str]) -> None:
+    for pid, text in _processes():
+        if any(container_id in text for container_id in ids):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def _processes() -> list[tuple[int, str]]:
