@@ -28,13 +28,26 @@ from rollcage.sandbox.errors import (
     Unauthorized,
     UnsafePath,
 )
-from rollcage.sandbox.types import ExecResult, Probe, RestartPolicy, SandboxInfo, SandboxSpec, State
+from rollcage.sandbox.types import (
+    Event,
+    ExecResult,
+    HostInfo,
+    Output,
+    Probe,
+    RestartPolicy,
+    SandboxInfo,
+    SandboxSpec,
+    Snapshot,
+    State,
+)
 
 if TYPE_CHECKING:
+    from rollcage.sandbox.base import Sandbox, Sandboxes, Session
     from rollcage.sandbox.client.client import Client, connect
     from rollcage.sandbox.manager.fleet import Settings
     from rollcage.sandbox.manager.manager import Manager
-    from rollcage.sandbox.sync import SyncSandboxes
+    from rollcage.sandbox.opening import open_default
+    from rollcage.sandbox.sync import SyncSandbox, SyncSandboxes, SyncSession
 
 __all__ = [
     "BadArchive",
@@ -45,38 +58,54 @@ __all__ = [
     "DaemonUnreachable",
     "DeadlineExceeded",
     "DiskPressure",
+    "Event",
     "ExecResult",
+    "HostInfo",
     "HostUnavailable",
     "ImageMissing",
     "InternalError",
     "Manager",
     "NoSuchPath",
+    "Output",
     "Overloaded",
     "Probe",
     "RestartPolicy",
+    "Sandbox",
     "SandboxError",
     "SandboxInfo",
     "SandboxNotFound",
     "SandboxRestarted",
     "SandboxSpec",
     "SandboxUnavailable",
+    "Sandboxes",
     "ServiceUnreachable",
+    "Session",
     "Settings",
+    "Snapshot",
     "StartFailed",
     "StartTimeout",
     "State",
+    "SyncSandbox",
     "SyncSandboxes",
+    "SyncSession",
     "Unauthorized",
     "UnsafePath",
     "connect",
+    "open_default",
 ]
 
 _LAZY = {
     "Client": "rollcage.sandbox.client.client",
     "Manager": "rollcage.sandbox.manager.manager",
+    "Sandbox": "rollcage.sandbox.base",
+    "Sandboxes": "rollcage.sandbox.base",
+    "Session": "rollcage.sandbox.base",
     "Settings": "rollcage.sandbox.manager.fleet",
+    "SyncSandbox": "rollcage.sandbox.sync",
     "SyncSandboxes": "rollcage.sandbox.sync",
+    "SyncSession": "rollcage.sandbox.sync",
     "connect": "rollcage.sandbox.client.client",
+    "open_default": "rollcage.sandbox.opening",
 }
 
 

@@ -6,9 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import Protocol
+from types import TracebackType
+from typing import Protocol, Self
 
 from rollcage.sandbox.archive import pack, split_target, unpack
+from rollcage.sandbox.asked import checked_request
+from rollcage.sandbox.errors import BadRequest
 from rollcage.sandbox.types import (
     MIB,
     Event,
@@ -68,6 +71,7 @@ class Sandbox(ABC):
         Background children do not hold it up, and live on.
 
         Raises:
+            BadRequest: an argument is none.
             SandboxUnavailable: it is dead, paused or deleted.
             SandboxRestarted: it was restarted while the command ran.
             DeadlineExceeded: it gave no answer at all, somewhat after ``timeout_s``.
@@ -100,18 +104,18 @@ class Sandbox(ABC):
     async def session(self, *, env: Mapping[str, str] | None = None, cwd: str = "") -> Session:
         """Start a shell (bash where there is one, else sh)."""
 
-    async def put(self, source: Path | bytes, target: str, *, timeout_s: float = 600.0) -> None:
-        """Copy a file, a folder or bytes to the path ``target``; missing folders are made. Streamed.
+    async def put(self, source: Path | str | bytes, target: str, *, timeout_s: float = 600.0) -> None:
+        """Copy bytes, or the file or folder at a path, to the path ``target``; missing folders are made. Streamed.
 
         Raises:
             UnsafePath: the folder holds a symlink that leads out of it, or a device.
             NoSuchPath: ``target`` cannot be written.
         """
         folder, name = split_target(target)
-        async with aclosing(pack(source, name)) as chunks:
+        async with aclosing(pack(Path(source) if isinstance(source, str) else source, name)) as chunks:
             await self.put_archive(chunks, folder, timeout_s=timeout_s)
 
-    async def get(self, source: str, target: Path, *, timeout_s: float = 600.0) -> None:
+    async def get(self, source: str, target: Path | str, *, timeout_s: float = 600.0) -> None:
         """Copy the file or folder ``source`` to the path ``target``, which must not exist. Streamed.
 
         Raises:
@@ -119,7 +123,7 @@ class Sandbox(ABC):
             UnsafePath: a member would land outside of ``target``; nothing is left there then.
         """
         async with aclosing(self.get_archive(source, timeout_s=timeout_s)) as chunks:
-            await unpack(chunks, target)
+            await unpack(chunks, Path(target))
 
     @abstractmethod
     async def read(self, source: str, *, max_bytes: int = 16 * MIB) -> bytes:
@@ -189,12 +193,23 @@ class Sandbox(ABC):
 def _request(
     command: Command, timeout_s: float, env: Mapping[str, str] | None, cwd: str, stdin: bytes, max_output_bytes: int
 ) -> ExecRequest:
-    given = command if isinstance(command, str) else tuple(command)
-    return ExecRequest(given, timeout_s, dict(env or {}), cwd, stdin, max_output_bytes)
+    try:
+        given, named = command if isinstance(command, str) else tuple(command), dict(env or {})
+    except (TypeError, ValueError):
+        raise BadRequest(
+            f"command must be a string, or strings, and env a mapping: not {command!r}, {env!r}."
+        ) from None
+    return checked_request(ExecRequest(given, timeout_s, named, cwd, stdin, max_output_bytes))
 
 
 class Sandboxes(Protocol):
-    """All sandboxes of one manager."""
+    """All sandboxes of one manager. ``async with`` closes it."""
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
 
     async def create(self, spec: SandboxSpec, *, key: str = "", owner: str = "", deadline_s: float = 120.0) -> Sandbox:
         """Return a ready sandbox.

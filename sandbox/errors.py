@@ -129,7 +129,7 @@ class Unauthorized(SandboxError, UserError):
 
 
 class BadRequest(SandboxError, UserError):
-    """The sandbox service did not understand a request, or it was too large."""
+    """The arguments of a call are none, or the service did not understand a request, or it was too large."""
 
 
 class GuestLost(SandboxError):

@@ -18,7 +18,7 @@ PROCESS = "process:"
 folders in PATH, else they are in the manager's folder."""
 
 
-async def open_default(folder: Path | None = None, endpoints: Sequence[str] = ()) -> Sandboxes:
+async def open_default(folder: Path | str | None = None, endpoints: Sequence[str] = ()) -> Sandboxes:
     """Return a client of the running service of ``folder``, or a manager in this process where there is none.
 
     Args:
@@ -28,7 +28,7 @@ async def open_default(folder: Path | None = None, endpoints: Sequence[str] = ()
     Raises:
         UserError: see `open_manager`. Unauthorized: the service does not take the token in its address file.
     """
-    where = folder or default_folder()
+    where = Path(folder or default_folder())
     if not endpoints and (service := read_address(where)) is not None:
         from rollcage.sandbox.client.client import Client
 
@@ -44,7 +44,7 @@ async def open_default(folder: Path | None = None, endpoints: Sequence[str] = ()
     return await open_manager(where, endpoints)
 
 
-async def open_manager(folder: Path, endpoints: Sequence[str] = ()) -> Sandboxes:
+async def open_manager(folder: Path | str, endpoints: Sequence[str] = ()) -> Sandboxes:
     """Return a manager in this process.
 
     Args:
@@ -56,7 +56,9 @@ async def open_manager(folder: Path, endpoints: Sequence[str] = ()) -> Sandboxes
     """
     from rollcage.sandbox.manager.manager import Manager
 
+    endpoints = (endpoints,) if isinstance(endpoints, str) else endpoints
     named = dict(parse_endpoint(text) for text in endpoints or (default_endpoint(),))
+    folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     manager = Manager({name: _driver(endpoint, folder) for name, endpoint in named.items()}, folder)
     try:

@@ -9,8 +9,16 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import TypeVar
 
+from rollcage.sandbox.asked import check_bounds
 from rollcage.sandbox.base import Sandbox
-from rollcage.sandbox.errors import DeadlineExceeded, GuestLost, SandboxError, SandboxRestarted, SandboxUnavailable
+from rollcage.sandbox.errors import (
+    BadRequest,
+    DeadlineExceeded,
+    GuestLost,
+    SandboxError,
+    SandboxRestarted,
+    SandboxUnavailable,
+)
 from rollcage.sandbox.guest.base import GuestSession, OnOutput
 from rollcage.sandbox.manager.box import Box, Life
 from rollcage.sandbox.manager.reading import read_file
@@ -231,6 +239,9 @@ class SessionHandle:
 
     async def run(self, command: str, *, timeout_s: float = 60.0, max_output_bytes: int = MIB) -> ExecResult:
         """See `Session`."""
+        if not isinstance(command, str):
+            raise BadRequest(f"a shell's command must be a string, not {command!r}.")
+        check_bounds(timeout_s, max_output_bytes)
         begin_s = asyncio.get_running_loop().time()
         async with self._sandbox._call(timeout_s, self._life):
             result = await self._shell.run(command, timeout_s=timeout_s, max_output_bytes=max_output_bytes)

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from rollcage.errors import RollcageError, UserError, did_you_mean
 from rollcage.recorder import NullRecorder, Recorder
+from rollcage.sandbox.asked import checked_spec
 from rollcage.sandbox.drivers.base import Driver
 from rollcage.sandbox.errors import SandboxError, SandboxUnavailable
 from rollcage.sandbox.manager.admission import Admission
@@ -135,6 +136,7 @@ class Manager:
         self, spec: SandboxSpec, *, key: str = "", owner: str = "", deadline_s: float = 120.0
     ) -> SandboxHandle:
         """See `rollcage.sandbox.base.Sandboxes`. A sandbox that has failed frees its key: the next one is new."""
+        spec = checked_spec(spec)
         box = await self._opened.creations.create(spec, key=key, owner=owner, deadline_s=deadline_s)
         return SandboxHandle(self._rooms, box, box.info.generation)
 

@@ -112,7 +112,8 @@ class Store:
             pid = os.pread(self._lock, 20, 0).decode() or "?"
             os.close(self._lock)
             raise UserError(
-                f"another manager (process {pid}) has the folder {folder}: stop it, or give this one another folder"
+                f"another manager (process {pid}) has the folder {folder}: "
+                "share one (rollcage sandbox serve), stop it, or give this one another folder"
             ) from None
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, str(os.getpid()).encode(), 0)
