@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rollcage.sandbox import BadRequest, BadSpec, Manager, Probe, RestartPolicy, SandboxSpec
+from rollcage.sandbox import BadRequest, BadSpec, Manager, Probe, RestartPolicy, SandboxSpec, open_default
 from rollcage.sandbox.asked import checked_spec
 from rollcage.sandbox.drivers.fake import FakeDriver
 
@@ -90,5 +90,18 @@ def test_a_command_that_cannot_be_one_is_refused_and_the_sandbox_goes_on(tmp_pat
                 await shell.run("true", timeout_s=0)
             await shell.close()
             assert (await sandbox.exec("echo on")).stdout == b"on\n"
+
+    asyncio.run(scenario())
+
+
+def test_paths_on_this_machine_may_be_strings(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        (tmp_path / "a").write_bytes(b"hello")
+        async with await open_default(str(tmp_path / "state"), "process:") as sandboxes:
+            sandbox = await sandboxes.create(SandboxSpec())
+            await sandbox.put(str(tmp_path / "a"), "b")
+            await sandbox.get("b", str(tmp_path / "c"))
+            await sandbox.delete()
+        assert (tmp_path / "c").read_bytes() == b"hello"
 
     asyncio.run(scenario())
