@@ -288,7 +288,8 @@ class Cycle:
             await self._stage.keeper.up()
             listed = await self._call("list", lambda: self._stage.client.list_sandboxes(owner=self._owner), 20.0)
             for info in listed.value or ():
-                if not (self._plan.abandon and 0 < info.expires_at - info.created_at < TTL_S):
+                is_left = self._plan.abandon and info.state is not State.FAILED  # which stays for a while, to tell why
+                if not (is_left and 0 < info.expires_at - info.created_at < TTL_S):
                     attached = await self._call("attach", lambda i=info.id: self._stage.client.attach(i), 20.0)  # type: ignore[misc]
                     if attached.value is not None:
                         await self._call("delete", attached.value.delete, OPERATION_S)

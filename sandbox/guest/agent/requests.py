@@ -13,6 +13,7 @@ from rollcage.sandbox.guest.agent.shell import Shell
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 
@@ -113,7 +114,7 @@ class Agent(Loop):
             with open(0, "rb", buffering=PIECE_BYTES) as stream:
                 unpack_archive(stream, folder)
 
-        Job(self, Task(self, header), self._marker(header)).fork(unpack, wants_stdin=True)
+        self._fork(header, Task(self, header), unpack, wants_stdin=True)
 
     def on_get(self, header: dict[str, Any], _: bytes) -> None:
         """Stream a tar of a path."""
@@ -127,7 +128,13 @@ class Agent(Loop):
 
         task = Task(self, header)
         task.kept["stdout"] = Kept(0)
-        Job(self, task, self._marker(header)).fork(pack, wants_stdin=False)
+        self._fork(header, task, pack, wants_stdin=False)
+
+    def _fork(self, header: dict[str, Any], task: Task, function: Callable[[], None], *, wants_stdin: bool) -> None:
+        try:
+            Job(self, task, self._marker(header)).fork(function, wants_stdin=wants_stdin)
+        except OSError as error:  # it has as many processes as it may have, or no memory
+            self.send_error(header["id"], "SandboxUnavailable", f"no process can be started: {error}")
 
     def on_ping(self, header: dict[str, Any], _: bytes) -> None:
         """Start a process, to show that it can be done; answer with the vitals."""

@@ -269,6 +269,22 @@ def test_a_command_that_has_ended_kills_no_stranger(monkeypatch: pytest.MonkeyPa
     loop.selector.close()
 
 
+@pytest.mark.parametrize("asked", [{"op": "get", "path": "."}, {"op": "put", "folder": "."}])
+def test_files_of_a_sandbox_that_can_have_no_more_processes_are_unavailable(
+    asked: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fork() -> int:
+        raise BlockingIOError(11, "Resource temporarily unavailable")  # at the limit of processes
+
+    monkeypatch.setattr(os, "fork", fork)
+    loop = requests.Agent(0, 1)
+    loop._on_frame({"id": 1, **asked}, b"")
+    ((answer, _),) = frames.FrameReader().feed(bytes(loop._to_send))
+    loop.selector.close()
+    assert (answer["op"], answer["kind"]) == ("error", "SandboxUnavailable")
+    assert "no process can be started" in answer["message"]
+
+
 def test_frames_are_cut_wherever_the_pipe_cuts_them() -> None:
     sent = [({"op": "x", "n": n, "text": "ü" * n}, bytes([n]) * n * 37) for n in range(40)]
     data = b"".join(frames.pack_frame(*frame) for frame in sent)
@@ -290,7 +306,8 @@ def test_frames_are_cut_wherever_the_pipe_cuts_them() -> None:
         b"\0\0\0\2\0\0\0\0{]",
         b"\0\0\0\1\0\0\0\0\xff",
         b"\0\0\0\0\xff\xff\xff\xff",
-        b"\1\0\0\0\0\0\0\0" + b"[" * (1 << 24),
+        b"\0\1\0\0\0\0\0\0" + b"[" * (1 << 16),
+        frames.pack_frame({"op": "x", "id": 9, "text": "costly to read" * 10_000}),
         frames.pack_frame({"op": "evil", "id": 1}),
         frames.pack_frame({"op": "done", "id": 1}),
         frames.pack_frame({"op": "output", "id": 1, "source": 3}),
@@ -322,6 +339,35 @@ def test_an_agent_that_sends_without_end_is_cut_off(op: str) -> None:
             await guest.exec(ExecRequest("true"))
 
     with_script(flood, test)
+
+
+def test_a_flood_of_messages_for_nobody_lets_others_have_their_turn() -> None:
+    piece = frames.pack_frame({"op": "x", "id": 99}) * 10
+
+    async def main() -> None:
+        class Flood(ScriptedPipe):
+            async def read(self, num_bytes: int) -> bytes:
+                return piece if self._incoming.empty() else await self._incoming.get()
+
+        pipe = Flood()
+        pipe.feed(frames.MAGIC)
+        pipe.say(op="hello")
+        guest = await open_agent(pipe)
+        for _ in range(100):
+            await asyncio.wait_for(asyncio.sleep(0.001), 5)
+        await guest.close()
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_an_error_of_any_length_comes_through(tmp_path: Path) -> None:
+    async def test(guest: AgentGuest) -> None:
+        with pytest.raises(SandboxUnavailable, match="no shell can be started") as told:
+            await guest.open_session(env={}, cwd="\N{GRINNING FACE}" * 100_000)
+        assert len(str(told.value)) == frames.MAX_ERROR_CHARS
+        assert (await run(guest, "echo on")).stdout == b"on\n"
+
+    with_guest(tmp_path, test)
 
 
 def test_messages_for_calls_that_are_over_are_dropped() -> None:
