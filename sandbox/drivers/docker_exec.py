@@ -102,7 +102,12 @@ class ExecPipe:
 
 
 async def _close(stream: Stream) -> None:
+    connection = stream._resp.connection if stream._resp is not None else None
+    transport = connection.transport if connection is not None else None
     try:
         await stream.close()
     except (aiohttp.ClientError, OSError, AssertionError):
         pass  # the other side was faster
+    finally:
+        if transport is not None and transport.get_write_buffer_size():
+            transport.abort()  # it would stay open until the other side reads what is left, which may be never

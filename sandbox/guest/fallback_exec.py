@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 
 from rollcage.sandbox.drivers.docker_api import Engine, one_line
 from rollcage.sandbox.drivers.docker_exec import ExecPipe
-from rollcage.sandbox.errors import GuestLost, HostUnavailable, SandboxUnavailable
+from rollcage.sandbox.errors import GuestLost, SandboxError, SandboxUnavailable
 
 from aiodocker import DockerError  # isort: skip  (docker_api says how to get it where it is missing)
 
@@ -34,6 +35,7 @@ class Execs:
         self._engine, self._name = engine, name
         self._closed = False
         self._killers: set[asyncio.Task[None]] = set()
+        self._pipes: weakref.WeakSet[ExecPipe] = weakref.WeakSet()
 
     async def open(
         self, command: tuple[str, ...], *, stdin: bool = False, env: dict[str, str] | None = None
@@ -43,7 +45,9 @@ class Execs:
             raise GuestLost(f"The connection to {self._name} was closed.")
         async with self._engine.call(f"run a command in {self._name}") as docker:
             try:
-                return await ExecPipe.open(docker, self._engine.frost, self._name, command, stdin=stdin, env=env)
+                pipe = await ExecPipe.open(docker, self._engine.frost, self._name, command, stdin=stdin, env=env)
+                self._pipes.add(pipe)
+                return pipe
             except DockerError as error:
                 if error.status in (404, 409) or "is not running" in error.message:
                     raise GuestLost(f"{self._name} takes no command: {one_line(error.message)}") from error
@@ -67,8 +71,8 @@ class Execs:
                         pass
                 finally:
                     await pipe.close()
-        except (GuestLost, SandboxUnavailable, HostUnavailable, TimeoutError, OSError):
-            pass  # the container is dead, or too full to start even this: its owner removes it
+        except (SandboxError, TimeoutError, OSError):
+            pass  # the container or its daemon is dead, or too full to start even this: its owner removes it
 
     def kill_later(self, mark: str) -> None:
         """Kill what carries the mark, beside whoever waits."""
@@ -82,6 +86,8 @@ class Execs:
             await asyncio.wait(self._killers)
 
     async def close(self) -> None:
-        """Start nothing more, once what is to be killed is dead."""
+        """Start nothing more, once what is to be killed is dead, and let go of every pipe, whoever still holds it."""
         await self.settle()
         self._closed = True
+        for pipe in tuple(self._pipes):
+            await pipe.close()
