@@ -10,7 +10,15 @@ from contextlib import AsyncExitStack, suppress
 from typing import Any, Protocol
 
 from rollcage.sandbox.errors import BadArchive, DeadlineExceeded, GuestLost, SandboxUnavailable
-from rollcage.sandbox.guest.agent.frames import MAGIC, PIECE_BYTES, WINDOW_BYTES, FrameReader, ProtocolError, pack_frame
+from rollcage.sandbox.guest.agent.frames import (
+    MAGIC,
+    MAX_ANSWER_HEADER_BYTES,
+    PIECE_BYTES,
+    WINDOW_BYTES,
+    FrameReader,
+    ProtocolError,
+    pack_frame,
+)
 from rollcage.sandbox.guest.base import OnOutput
 from rollcage.sandbox.guest.call import Call
 from rollcage.sandbox.guest.feeding import Feeding
@@ -58,7 +66,7 @@ async def open_agent(duplex: Duplex, *, timeout_s: float = 10.0) -> AgentGuest:
                 seen += data
                 if not data or len(seen) > _MAX_GARBAGE_BYTES:
                     raise GuestLost(f"The agent did not start; instead came: {_quote(seen)}")
-            frames = FrameReader()
+            frames = FrameReader(MAX_ANSWER_HEADER_BYTES)
             found = frames.feed(bytes(seen[at + len(MAGIC) :]))
             while not found:
                 data = await duplex.read(1 << 16)
@@ -258,8 +266,10 @@ class AgentGuest:
             while data := await self._duplex.read(1 << 18):
                 for header, payload in self._frames.feed(data):
                     call = self._calls.get(header.get("id", 0))
-                    if call is not None:  # else it was given up
+                    if call is not None:
                         call.deliver(header, payload)
+                    else:  # it was given up; and a flood of these must not starve the others
+                        await asyncio.sleep(0)
         except (OSError, ProtocolError, TypeError) as error:
             reason = f"The connection to the agent broke: {error}"
         self._break(reason)

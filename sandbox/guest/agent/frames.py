@@ -17,6 +17,10 @@ PIECE_BYTES = 1 << 16
 MAX_PAYLOAD_BYTES = 1 << 20
 MAX_HEADER_BYTES = 1 << 25
 """Holds a command and its environment; the kernel's own limit on those is lower."""
+MAX_ANSWER_HEADER_BYTES = 1 << 17
+"""Of what comes from inside, where anybody may be: 32 MiB of JSON would hold up the host's loop for a second."""
+MAX_ERROR_CHARS = 8000
+"""Such that the header of an error is below that, however its characters are escaped."""
 
 _LENGTHS = struct.Struct(">II")
 
@@ -39,8 +43,9 @@ def charge(piece: bytes) -> int:
 class FrameReader:
     """Cuts a stream of bytes into frames."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_header_bytes: int = MAX_HEADER_BYTES) -> None:
         self._buffer = bytearray()
+        self._max_header_bytes = max_header_bytes
 
     def feed(self, data: bytes) -> list[tuple[dict[str, Any], bytes]]:
         """Return the frames that ``data`` completes; raises ProtocolError."""
@@ -49,7 +54,7 @@ class FrameReader:
         frames, at = [], 0
         while len(buffer) - at >= 8:
             num_header, num_payload = _LENGTHS.unpack_from(buffer, at)
-            if num_header > MAX_HEADER_BYTES or num_payload > MAX_PAYLOAD_BYTES:
+            if num_header > self._max_header_bytes or num_payload > MAX_PAYLOAD_BYTES:
                 raise ProtocolError("lengths out of range")
             end = at + 8 + num_header + num_payload
             if len(buffer) < end:

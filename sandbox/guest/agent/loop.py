@@ -10,7 +10,7 @@ import sys
 import time
 
 from rollcage.sandbox.guest.agent.archives import ArchiveError
-from rollcage.sandbox.guest.agent.frames import MAGIC, FrameReader, ProtocolError, pack_frame
+from rollcage.sandbox.guest.agent.frames import MAGIC, MAX_ERROR_CHARS, FrameReader, ProtocolError, pack_frame
 from rollcage.sandbox.guest.agent.processes import KILL_S, adopt_orphans
 from rollcage.sandbox.guest.agent.vitals import Vitals
 
@@ -199,7 +199,7 @@ class Loop:
 
     def send_error(self, task_id: Any, kind: str, message: str) -> None:
         """Send an error; ``kind`` is the name of the host's class."""
-        self.send({"op": "error", "id": task_id, "kind": kind, "message": message})
+        self.send({"op": "error", "id": task_id, "kind": kind, "message": message[:MAX_ERROR_CHARS]})
 
     def _flush(self) -> None:
         try:
