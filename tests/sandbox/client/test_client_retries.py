@@ -1,4 +1,4 @@
-"""A service that is started anew under its clients: what may be repeated waits for it, everything else fails at once."""
+"""A service that is started anew under its clients: what may be repeated waits, everything else fails at once."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -109,7 +110,7 @@ def test_the_pauses_between_tries_grow(tmp_path: Path, monkeypatch: pytest.Monke
         async with aborting(tmp_path / "socket") as came, Client(f"unix://{tmp_path}/socket", "token") as client:
             with pytest.raises(ServiceUnreachable):
                 await client.create(SPEC, key="one")
-            pauses = [later - earlier for earlier, later in zip(came, came[1:], strict=False)]
+            pauses = [later - earlier for earlier, later in pairwise(came)]
             assert 5 <= len(came) <= 8
             assert came[-1] - came[0] == pytest.approx(2.5, abs=0.6)
             assert pauses[0] < 0.3 < pauses[-2]
