@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import shutil
@@ -10,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 
 from rollcage.sandbox.drivers.base import Container, HostEvent, HostStatus, Observed
-from rollcage.sandbox.drivers.docker_api import DEFAULT_ENDPOINT, Engine, one_line, read_log, show
+from rollcage.sandbox.drivers.docker_api import DEFAULT_ENDPOINT, Engine, one_line, read_log, show, together
 from rollcage.sandbox.drivers.docker_config import LABEL_GATED, of_manager
 from rollcage.sandbox.drivers.docker_guest import connect_guest
 from rollcage.sandbox.drivers.docker_network import Gate, gate_name
@@ -104,14 +103,14 @@ class DockerDriver:
         """
         filters = json.dumps(of_manager(manager))
         async with self._engine.call("list containers") as docker:
-            containers, networks = await asyncio.gather(
+            containers, networks = await together(
                 docker._query_json("containers/json", params={"all": True, "filters": filters}),
                 docker._query_json("networks", params={"filters": filters}),
             )
             mains, others = sort_parts(containers, networks)
             # A listing tells neither starts nor ends; the start of one that runs is asked for once.
             asked = [name for name, row in mains.items() if not is_running(row) or row["Id"] not in self._started]
-            found = dict(zip(asked, await asyncio.gather(*(show(docker, name) for name in asked)), strict=True))
+            found = dict(zip(asked, await together(*(show(docker, name) for name in asked)), strict=True))
         rows = []
         for name, row in mains.items():
             if name not in found:
