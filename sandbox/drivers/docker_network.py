@@ -19,7 +19,7 @@ from typing import Any
 
 from rollcage.sandbox.drivers import relay
 from rollcage.sandbox.drivers.base import Container
-from rollcage.sandbox.drivers.docker_api import Engine, one_line, show
+from rollcage.sandbox.drivers.docker_api import Engine, one_line, show, together
 from rollcage.sandbox.drivers.docker_config import LABEL_PART_OF, confinement
 from rollcage.sandbox.errors import BadSpec, HostUnavailable, ImageMissing, StartFailed
 from rollcage.sandbox.types import MIB, SandboxSpec
@@ -217,7 +217,7 @@ class Gate:
 
     async def remove_all(self, docker: Docker, name: str) -> None:
         """Remove a container, its gate and its network, or what there is of them."""
-        await asyncio.gather(_remove_container(docker, name), _remove_container(docker, gate_name(name)))
+        await together(_remove_container(docker, name), _remove_container(docker, gate_name(name)))
         for network in await _networks(docker, name):
             for attempt in range(1, 51):
                 try:
