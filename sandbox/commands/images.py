@@ -28,7 +28,7 @@ def run_images(argv: Sequence[str]) -> int:
         "rollcage sandbox images",
         "build   make the image that sandboxes start from: `base` extends python:3.11-slim where a registry\n"
         "        answers, else builds Debian with debootstrap (root; about a minute); `bare` is busybox; `env` is\n"
-        "        base with this Rollcage inside, for placement `sandbox`: --extra math brings what an environment needs\n"
+        "        base with this Rollcage inside, for placement `sandbox`: --extra brings what one needs\n"
         "ls      list Rollcage's images\n"
         "prune   remove the images of snapshots that nobody needs: of sandboxes that are gone, and those\n"
         "        that are more than are kept. Only what the manager of the state folder made: the base\n"
