@@ -273,7 +273,7 @@ def test_the_class_chooses_its_placement(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_bad_arguments_are_one_clear_error() -> None:
-    with pytest.raises(UserError, match="unknown placement 'thread'"):
+    with pytest.raises(UserError, match="knows no placement 'thread'"):
         gymnasium.make_vec("zoo/Moody-v0", num_envs=1, placement="thread")
     with pytest.raises(UserError, match="at least 1"):
         make_vector_env("zoo/Moody-v0", 0)

@@ -188,7 +188,7 @@ BAD_INPUT = {
     "unknown-policy": (("eval", "rollcage/Countdown-v0", "--policy", "exprt"), "Did you mean 'expert'?"),
     "malformed-policy": (("eval", "rollcage/Countdown-v0", "--policy", "openai:m"), "openai:MODEL@URL"),
     "endpoint-down": (("eval", "rollcage/Countdown-v0", "--policy", "openai:m@http://127.0.0.1:9/v1"), "refused"),
-    "not-a-model": (("eval", "rollcage/Countdown-v0", "--policy", "empty"), "empty is not a model"),
+    "not-a-model": (("eval", "rollcage/Countdown-v0", "--policy", "hollow"), "hollow is not a model"),
     "damaged-model": (("eval", "rollcage/Countdown-v0", "--policy", "damaged"), "damaged"),
     "run-without-checkpoint": (("eval", "rollcage/Countdown-v0", "--policy", "run"), "no complete checkpoint"),
     "unknown-option": ((*EVAL, "--colour"), "unrecognized arguments: --colour"),
@@ -217,7 +217,7 @@ def test_bad_input_is_one_clear_line_exit_code_2_and_nothing_half_written(
     (tmp_path / "broken.jsonl").write_text('{"target": 3, "nums": [1, 2]}\n{"target": 3, "nums": [1,\n{}\n')
     (tmp_path / "torn.jsonl").write_text("{torn\n")
     (tmp_path / "rows.jsonl").write_text('{"target": 3, "nums": [1, 2]}\n')
-    for folder in ("empty", "damaged", "run/checkpoints"):
+    for folder in ("empty", "hollow", "damaged", "run/checkpoints"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "damaged" / "config.json").write_text("{")
     monkeypatch.chdir(tmp_path)

@@ -139,7 +139,7 @@ def test_S6_a_command_that_does_not_exist_is_one_line_and_leaves_nothing(on_dock
 @pytest.mark.parametrize(
     ("spec", "error", "words"),
     [
-        (SandboxSpec(image="rollcage-none"), ImageMissing, "rollcage sandbox images build"),
+        (SandboxSpec(image="rollcage-none"), ImageMissing, "is not on"),
         (SandboxSpec(image="no-such-registry.invalid/image:1"), ImageMissing, "cannot be pulled"),
         (SandboxSpec(image="Not A Name"), BadSpec, "reference"),
         (SandboxSpec(user="root"), BadSpec, "uid:gid"),

@@ -35,6 +35,10 @@ async def fewer_than(limit: int) -> bool:
     return num_sockets() < limit
 
 
+async def is_open(manager: Manager) -> bool:
+    return all(host.condition == "open" for host in await manager.hosts())
+
+
 def test_a_pipe_that_nobody_reads_inside_is_let_go_at_once(on_docker: OnDocker, bare_image: str) -> None:
     async def scenario(rig: Rig) -> None:
         box, engine = await rig.start(SandboxSpec(image=bare_image)), rig.driver._engine
@@ -81,6 +85,7 @@ def test_a_daemon_that_dies_again_and_again_costs_no_sockets(docker_endpoint: st
                 await (await manager.create(spec)).delete()
                 before = num_sockets()
                 for _ in range(5):
+                    await until(lambda: is_open(manager), 25.0)
                     box = await manager.create(spec, deadline_s=40.0)
                     shell = await box.session()
                     calls = (box.exec("sleep 60"), shell.run("sleep 60"), box.put(b"x" * (8 << 20), "big"))
