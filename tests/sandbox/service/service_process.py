@@ -12,6 +12,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from rollcage.sandbox.sync import SyncSandboxes
+
 
 class ServiceProcess:
     """``rollcage sandbox serve`` without containers."""
@@ -68,3 +70,10 @@ def running(folder: Path, *arguments: str) -> Iterator[ServiceProcess]:
         if service.process.poll() is None:
             service.stop()
     assert service.errors == ""
+
+
+def delete_all(folder: Path) -> None:
+    """Delete the sandboxes of a service that has ended: they live on without it."""
+    with SyncSandboxes(folder=folder, endpoints=("process:",)) as sandboxes:
+        for info in sandboxes.list_sandboxes():
+            sandboxes.attach(info.id).delete()

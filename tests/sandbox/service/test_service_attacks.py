@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from tests.sandbox.places import served
 from tests.sandbox.service.raw_http import raw, request
+from tests.sandbox.service.service_process import delete_all
 
 from rollcage.sandbox.base import Sandbox
 from rollcage.sandbox.client.address import ServiceAddress
@@ -196,6 +197,7 @@ def test_streams_that_nobody_reads_do_not_hold_up_the_end(
         await settles(before)
 
     asyncio.run(main())
+    delete_all(tmp_path)
     assert "response" not in caplog.text + capfd.readouterr().err
 
 

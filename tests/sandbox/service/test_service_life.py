@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.sandbox.conformance import TICKER, home_of, still_writes, wait_until
-from tests.sandbox.service.service_process import ServiceProcess, running
+from tests.sandbox.service.service_process import ServiceProcess, delete_all, running
 
 from rollcage.sandbox.base import Sandbox
 from rollcage.sandbox.client import connection
@@ -83,6 +83,7 @@ def test_sigterm_lets_a_short_call_end(tmp_path: Path) -> None:
         assert await stopping == 0
 
     run(tmp_path, use)
+    delete_all(tmp_path)
 
 
 def test_after_kill_9_the_next_service_adopts_the_sandboxes(tmp_path: Path) -> None:
