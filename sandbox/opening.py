@@ -29,19 +29,30 @@ async def open_default(folder: Path | str | None = None, endpoints: Sequence[str
         UserError: see `open_manager`. Unauthorized: the service does not take the token in its address file.
     """
     where = Path(folder or default_folder())
-    if not endpoints and (service := read_address(where)) is not None:
-        from rollcage.sandbox.client.client import Client
+    service = None if endpoints else await find_service(where)
+    return service or await open_manager(where, endpoints)
 
-        client = Client(service.address, service.token, folder=where)
-        try:
-            await client.check()
-            return client
-        except ServiceUnreachable:  # it was killed and left its address
-            await client.close()
-        except BaseException:
-            await client.close()
-            raise
-    return await open_manager(where, endpoints)
+
+async def find_service(folder: Path) -> Sandboxes | None:
+    """Return the service that runs for a folder, or None.
+
+    Raises:
+        Unauthorized: the service does not take the token in its address file.
+    """
+    if (service := read_address(folder)) is None:
+        return None
+    from rollcage.sandbox.client.client import Client
+
+    client = Client(service.address, service.token, folder=folder)
+    try:
+        await client.check()
+    except ServiceUnreachable:  # it was killed and left its address
+        await client.close()
+        return None
+    except BaseException:
+        await client.close()
+        raise
+    return client
 
 
 async def open_manager(folder: Path | str, endpoints: Sequence[str] = ()) -> Sandboxes:

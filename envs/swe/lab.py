@@ -20,7 +20,7 @@ from pathlib import Path
 
 from rollcage.errors import UserError, require
 from rollcage.sandbox.base import Sandboxes
-from rollcage.sandbox.errors import SandboxError, ServiceUnreachable
+from rollcage.sandbox.errors import SandboxError
 from rollcage.sandbox.sync import SyncSandbox, SyncSandboxes
 from rollcage.sandbox.types import SandboxSpec
 
@@ -95,22 +95,12 @@ class _Lab:
         atexit.register(self.close)
 
     async def _open(self) -> Sandboxes:
-        from rollcage.sandbox.client.address import default_folder, read_address
-        from rollcage.sandbox.opening import open_manager
+        from rollcage.sandbox.client.address import default_folder
+        from rollcage.sandbox.opening import find_service, open_manager
 
         folder = default_folder()
-        if not self._key and (service := read_address(folder)) is not None:
-            from rollcage.sandbox.client.client import Client
-
-            client = Client(service.address, service.token, folder=folder)
-            try:
-                await client.check()
-                return client
-            except ServiceUnreachable:  # it was killed and left its address
-                await client.close()
-            except BaseException:
-                await client.close()
-                raise
+        if not self._key and (service := await find_service(folder)) is not None:
+            return service
         own, self._claim = _claim(folder / "envs")
         return await open_manager(own, self._key)
 
