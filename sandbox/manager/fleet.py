@@ -52,6 +52,8 @@ class Settings:
             two sandboxes are made every second, in a few hundred megabytes.
         num_hands: parallel removals, commits and reconnections per host.
         open_s: longest wait for the hosts' first answers when the manager opens.
+        return_s: a lease that ended no longer than this before the manager opened, or would as soon after, gets so much
+            from then on (or its own length, where that is shorter): nobody could renew it while no manager ran.
         close_s: longest wait for what is under way when the manager closes.
     """
 
@@ -79,6 +81,7 @@ class Settings:
     max_deleted: int = 100_000
     num_hands: int = 8
     open_s: float = 5.0
+    return_s: float = 5.0
     close_s: float = 10.0
 
 

@@ -96,6 +96,30 @@ def test_S8_a_lease_that_is_renewed_in_time_holds_over_a_restart(world: Any) -> 
     world.run(scenario)
 
 
+@pytest.mark.parametrize(("away_s", "lives"), [(1.5, True), (4.0, True), (60.0, False)])
+def test_S8_a_lease_that_ended_while_no_manager_ran_can_be_renewed_if_that_was_not_long(
+    world: Any, away_s: float, lives: bool
+) -> None:
+    async def scenario(world: Any) -> None:
+        manager = await world.manager()
+        sandbox = await manager.create(SandboxSpec(ttl_s=2))
+        await world.kill(manager)
+        await asyncio.sleep(away_s)
+        manager = await world.manager()
+        opened_s = seconds()
+        await asyncio.sleep(1.8)
+        assert len(world.host.containers) == lives
+        if lives:
+            await (await manager.attach(sandbox.id)).renew(10)
+            await asyncio.sleep(9.0)
+            assert (await (await manager.attach(sandbox.id)).exec("true")).ok
+        while world.host.containers:
+            assert seconds() - opened_s < 15.0
+            await asyncio.sleep(0.1)
+
+    world.run(scenario)
+
+
 @pytest.mark.parametrize("kill_at_s", [0.5, 1.5])
 def test_S6_a_kill_during_a_creation_leaves_nothing_after_reconciliation(world: Any, kill_at_s: float) -> None:
     async def scenario(world: Any) -> None:
