@@ -87,7 +87,8 @@ class Recording(TextWrapper):
             self.episode["turns"].append(turn)
             if terminated or truncated:
                 kind = info.get("failure")
-                failure = {"kind": kind, "reason": info.get("failure_reason", "env_failed"), "message": ""}
+                reason, message = info.get("failure_reason") or "env_failed", info.get("failure_message") or ""
+                failure = {"kind": kind, "reason": reason, "message": message}
                 self._write(terminated, truncated, turn["info"], failure if kind else None)
         return observation, reward, terminated, truncated, info
 

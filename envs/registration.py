@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
 import gymnasium
-from gymnasium.envs.registration import EnvSpec
+from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from rollcage.errors import UserError, did_you_mean
 
@@ -75,6 +75,23 @@ def find_spec(env_id: str) -> EnvSpec:
         hint = did_you_mean(name, known) or "  `rollcage envs` lists them; your own: 'module:namespace/Name-v0'."
         raise UserError(f"no environment {name!r} is registered.{hint}")
     return spec
+
+
+def class_metadata(env_id: str) -> Mapping[str, Any]:
+    """Return ``metadata`` of the class behind ``env_id``, without building an environment.
+
+    Where the class cannot be loaded it is empty: `make` says why.
+
+    Raises:
+        UserError: see `find_spec`.
+    """
+    entry_point = find_spec(env_id).entry_point
+    try:
+        creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
+    except (ImportError, AttributeError):
+        return {}
+    metadata: Mapping[str, Any] = getattr(creator, "metadata", {})
+    return metadata
 
 
 def make(env_id: str, **kwargs: Any) -> gymnasium.Env[str, str]:

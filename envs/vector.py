@@ -1,4 +1,4 @@
-"""The vector environment behind `gymnasium.make_vec`: text in tuples, inline or one worker process per environment."""
+"""The vector environment behind `gymnasium.make_vec`: text in tuples; inline, or a process or container for each."""
 
 from __future__ import annotations
 
@@ -10,18 +10,29 @@ from typing import Any
 import gymnasium
 import numpy as np
 import numpy.typing as npt
-from gymnasium.envs.registration import load_env_creator
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from rollcage.envs.placements.base import EnvConfig
-from rollcage.envs.registration import find_spec
+from rollcage.envs.registration import class_metadata
 from rollcage.envs.vector_backends import Backend, InlineEnvs, ProcessEnvs
 from rollcage.envs.vector_infos import VectorInfos
 from rollcage.errors import UserError, did_you_mean
 
 _Array = npt.NDArray[Any]
-_BACKENDS: Mapping[str, Callable[..., Backend]] = {"inline": InlineEnvs, "process": ProcessEnvs}
+
+
+def _in_sandboxes(config: EnvConfig, num_envs: int, deadline_s: float) -> Backend:
+    from rollcage.envs.vector_sandbox import SandboxEnvs  # which needs the sandbox manager
+
+    return SandboxEnvs(config, num_envs, deadline_s)
+
+
+_BACKENDS: Mapping[str, Callable[..., Backend]] = {
+    "inline": InlineEnvs,
+    "process": ProcessEnvs,
+    "sandbox": _in_sandboxes,
+}
 
 
 def make_vector_env(
@@ -37,9 +48,10 @@ def make_vector_env(
         env_id: registered id.
         num_envs: number of environments.
         placement: "inline" steps one after the other in this thread, best for environments that answer in
-            microseconds; "process" steps all at once, one worker process each. None: what the class asks for in
-            ``metadata["placement"]``.
-        deadline_s: process only: a reset or step that takes longer fails, and its environment is replaced.
+            microseconds; "process" steps all at once, one worker process each; "sandbox" too, a container each. None:
+            what the class asks for in ``metadata["placement"]``.
+        deadline_s: not inline: a reset or step that takes longer fails, and its environment is replaced. To start a
+            process or container may take as long again.
         **kwargs: arguments for `gymnasium.make`.
 
     Raises:
@@ -48,9 +60,7 @@ def make_vector_env(
     if num_envs < 1:
         raise UserError(f"num_envs must be at least 1, not {num_envs}.")
     if placement is None:
-        entry_point = find_spec(env_id).entry_point
-        creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
-        placement = getattr(creator, "metadata", {}).get("placement", "inline")
+        placement = class_metadata(env_id).get("placement", "inline")
     if placement not in _BACKENDS:
         hint = did_you_mean(placement, _BACKENDS)
         raise UserError(f"make_vec knows no placement {placement!r} (known: {', '.join(_BACKENDS)}).{hint}")
@@ -74,8 +84,8 @@ class TextVectorEnv(VectorEnv[tuple[str, ...], Sequence[str], npt.NDArray[Any]])
     Observations are tuples of ``num_envs`` strings; rewards [num_envs] float64; terminations and truncations
     [num_envs] bool; each key of ``infos`` holds an array [num_envs], with ``_key`` telling which entries are set.
 
-    With placement "process", an environment that raises, dies or hangs is replaced, and costs its own episode only:
-    its turn has reward 0, is truncated, and its info has failure "infra" with ``failure_reason`` and
+    With placement "process" or "sandbox", an environment that raises, dies or hangs is replaced, and costs its own
+    episode only: its turn has reward 0, is truncated, and its info has failure "infra" with ``failure_reason`` and
     ``failure_message``. With "inline" what an environment raises is raised here.
     """
 
@@ -161,7 +171,8 @@ class TextVectorEnv(VectorEnv[tuple[str, ...], Sequence[str], npt.NDArray[Any]])
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of every environment, or get an attribute; one result each.
 
-        In worker processes arguments and results are JSON-able: ``random_action`` takes a seed, snapshots are base64.
+        In processes and containers arguments and results are JSON-able: ``random_action`` takes a seed, snapshots are
+        base64.
         """
         return self._backend.call(name, args, kwargs)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, SupportsFloat
 
@@ -114,14 +115,15 @@ class InlineEnvs:
             env.close()
 
 
-class ProcessEnvs:
-    """Environments that step at once, each in a worker process that is replaced when it fails."""
+class RemoteEnvs(ABC):
+    """Environments that step at once, each in a place of its own that is replaced when it fails.
 
-    def __init__(self, config: EnvConfig, num_envs: int, deadline_s: float) -> None:
-        self.num_envs, self._deadline_s = num_envs, deadline_s
-        self._make_args = make_request(config)
-        self._workers = [WorkerProcess() for _ in range(num_envs)]
-        self._built = [False] * num_envs
+    Args:
+        num_envs: how many.
+    """
+
+    def __init__(self, num_envs: int) -> None:
+        self.num_envs = num_envs
         self._seeds: list[int | None] = [None] * num_envs
         self._num_replaced = [0] * num_envs
         self._next_seed: dict[int, int] = {}
@@ -136,6 +138,21 @@ class ProcessEnvs:
         limits = described["max_lengths"]
         self.observation_space: gymnasium.Space[str] = UnicodeText(limits[0])
         self.action_space: gymnasium.Space[str] = UnicodeText(limits[1])
+
+    @abstractmethod
+    def _ask(self, requests: Mapping[int, tuple[str, dict[str, Any]]]) -> dict[int, Any]:
+        """Send each environment its request; returns results, and `PlacementError` or raised `UserError` as they come.
+
+        A replacement is built first, within a deadline of its own; where it cannot be built the `UserError` is raised.
+        """
+
+    @abstractmethod
+    def _renew(self, i: int) -> None:
+        """Give up the place of an environment: it is built anew when it is next asked."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """See `Backend.close`."""
 
     def reset(self, seeds: Mapping[int, int | None], options: Sequence[dict[str, Any] | None]) -> dict[int, Reset]:
         """See `Backend.reset`; an environment that fails to reset is replaced and gets a second chance."""
@@ -185,6 +202,43 @@ class ProcessEnvs:
         """See `Backend.set`."""
         self._results({i: ("set", {"name": name, "value": value}) for i, value in enumerate(values)})
 
+    def _results(self, requests: Mapping[int, tuple[str, dict[str, Any]]]) -> dict[int, Any]:
+        """As `_ask`, but raises the first error."""
+        outcomes = self._ask(requests)
+        for i, outcome in outcomes.items():
+            if isinstance(outcome, PlacementError | UserError):
+                if isinstance(outcome, EnvDied | EnvTimeout):
+                    self._replace(i)
+                raise outcome
+        return outcomes
+
+    def _replace(self, i: int) -> None:
+        self._renew(i)
+        self._num_replaced[i] += 1
+        seed = self._seeds[i]
+        if seed is not None:  # the lost generator's state is lost: go on from a seed that the same run would get again
+            self._next_seed[i] = int(np.random.SeedSequence([seed, self._num_replaced[i]]).generate_state(1)[0])
+
+    def _failure(self, i: int, error: PlacementError) -> dict[str, Any]:
+        return {
+            "task_id": self._task_ids[i],
+            "success": False,
+            "failure": "infra",
+            "failure_reason": error.reason,
+            "failure_message": str(error),
+        }
+
+
+class ProcessEnvs(RemoteEnvs):
+    """Environments in worker processes."""
+
+    def __init__(self, config: EnvConfig, num_envs: int, deadline_s: float) -> None:
+        self._deadline_s = deadline_s
+        self._make_args = make_request(config)
+        self._workers = [WorkerProcess() for _ in range(num_envs)]
+        self._built = [False] * num_envs
+        super().__init__(num_envs)
+
     def close(self) -> None:
         """See `Backend.close`."""
         workers, self._workers = self._workers, []
@@ -194,10 +248,7 @@ class ProcessEnvs:
             worker.end()
 
     def _ask(self, requests: Mapping[int, tuple[str, dict[str, Any]]]) -> dict[int, Any]:
-        """Send each environment its request; returns results, and `PlacementError` or raised `UserError` as they come.
-
-        A replacement is built first, within a deadline of its own.
-        """
+        """See `RemoteEnvs._ask`."""
         outcomes: dict[int, Any] = {}
         new = [i for i in requests if not self._built[i]]
         frames = [request("make", self._make_args, self._deadline_s)] * len(new)
@@ -219,30 +270,7 @@ class ProcessEnvs:
         answers = ask_all([self._workers[i] for i in ready], frames, self._deadline_s)
         return {**outcomes, **dict(zip(ready, answers, strict=True))}
 
-    def _results(self, requests: Mapping[int, tuple[str, dict[str, Any]]]) -> dict[int, Any]:
-        """As `_ask`, but raises the first error."""
-        outcomes = self._ask(requests)
-        for i, outcome in outcomes.items():
-            if isinstance(outcome, PlacementError | UserError):
-                if isinstance(outcome, EnvDied | EnvTimeout):
-                    self._replace(i)
-                raise outcome
-        return outcomes
-
-    def _replace(self, i: int) -> None:
+    def _renew(self, i: int) -> None:
         self._workers[i].end()
-        self._workers[i] = WorkerProcess()  # it starts while the others work; it is built when it is next asked
+        self._workers[i] = WorkerProcess()  # it starts while the others work
         self._built[i] = False
-        self._num_replaced[i] += 1
-        seed = self._seeds[i]
-        if seed is not None:  # the lost generator's state is lost: go on from a seed that the same run would get again
-            self._next_seed[i] = int(np.random.SeedSequence([seed, self._num_replaced[i]]).generate_state(1)[0])
-
-    def _failure(self, i: int, error: PlacementError) -> dict[str, Any]:
-        return {
-            "task_id": self._task_ids[i],
-            "success": False,
-            "failure": "infra",
-            "failure_reason": error.reason,
-            "failure_message": str(error),
-        }

@@ -102,6 +102,10 @@ class PooledPlacement:
 
     async def acquire(self, *, deadline_s: float) -> EnvHandle:
         """See `Placement.acquire`; raises `UserError` where the environment cannot be built at all."""
+        return PooledHandle(self, await self.take(deadline_s))
+
+    async def take(self, deadline_s: float) -> Host:
+        """As `acquire`, but without a handle: whoever has the host may ask for anything, and must `give_back` it."""
         loop = asyncio.get_running_loop()
         end_s = loop.time() + deadline_s
         if self._seats is not None:
@@ -119,7 +123,7 @@ class PooledPlacement:
                 host = self._idle.pop()
                 self._busy.add(host)
                 if not host.broken:
-                    return PooledHandle(self, host)
+                    return host
                 await asyncio.shield(self._retire(host))
             host = self._new_host()
             self._busy.add(host)
@@ -128,7 +132,7 @@ class PooledPlacement:
             except BaseException:
                 await asyncio.shield(self._retire(host))
                 raise
-            return PooledHandle(self, host)
+            return host
         except BaseException:
             if self._seats is not None:
                 self._seats.release()

@@ -24,18 +24,21 @@ from rollcage.envs.tools import (
     Malformed,
     Tool,
     Toolbox,
+    ToolCall,
     example,
     parse_calls,
     usage,
     write_call,
 )
-from rollcage.errors import UserError
+from rollcage.errors import RollcageError, UserError, did_you_mean
 from rollcage.sandbox.errors import SandboxError
 from rollcage.sandbox.sync import SyncSandbox
 from rollcage.sandbox.types import SandboxSpec
 
 _START_S = 120.0
 _MAX_PATCH_BYTES = 16 << 20
+_RESTARTS = ("fail", "restore")
+_MAX_RESTARTS = 3
 
 _checked: set[tuple[tuple[str, ...], str]] = set()
 """Endpoints and images with which a sandbox of this process has come up."""
@@ -47,10 +50,12 @@ class Work(NamedTuple):
     Attributes:
         patch: what the work tree adds to the base commit, as of the last snapshot; None: nothing has been done yet.
         num_malformed_calls: so far.
+        num_restarts: sandboxes lost so far, after which the episode went on.
     """
 
     patch: bytes | None = None
     num_malformed_calls: int = 0
+    num_restarts: int = 0
 
 
 class SWEEnv(TextEnv):
@@ -63,11 +68,11 @@ class SWEEnv(TextEnv):
         tasks: rows in SWE-bench's format.
         harness: how they are set up and tested.
         spec: of the agent's sandbox and of the judge's.
-        endpoints, command_timeout_s, test_timeout_s, max_output_chars: see the subclass.
+        endpoints, command_timeout_s, test_timeout_s, max_output_chars, restart: see the subclass.
         settings: of `TextEnv`.
     """
 
-    metadata: dict[str, Any] = {**TextEnv.metadata, "step_s": 60.0}  # noqa: RUF012
+    metadata: dict[str, Any] = {**TextEnv.metadata, "step_s": 60.0, "own_sandboxes": True}  # noqa: RUF012
     tools: ClassVar[tuple[Tool, ...]] = (BASH, PYTHON, VIEW, EDIT, SUBMIT)
     state: Work
 
@@ -81,6 +86,7 @@ class SWEEnv(TextEnv):
         command_timeout_s: float,
         test_timeout_s: float,
         max_output_chars: int,
+        restart: str,
         **settings: Any,
     ) -> None:
         for name, value in (("command_timeout_s", command_timeout_s), ("test_timeout_s", test_timeout_s)):
@@ -88,8 +94,12 @@ class SWEEnv(TextEnv):
                 raise UserError(f"{name} must be a number of seconds above 0, not {value!r}.")
         if not isinstance(max_output_chars, int) or max_output_chars < 200:
             raise UserError(f"max_output_chars must be an integer of at least 200, not {max_output_chars!r}.")
+        if restart not in _RESTARTS:
+            hint = did_you_mean(str(restart), _RESTARTS)
+            raise UserError(f"unknown restart policy {restart!r} (known: {', '.join(_RESTARTS)}).{hint}")
         super().__init__(tasks, **settings)
         self.state = Work()
+        self.restart = restart
         self.command_timeout_s, self.test_timeout_s = float(command_timeout_s), float(test_timeout_s)
         self.max_output_chars = max_output_chars
         self.verdict: Verdict | None = None
@@ -122,24 +132,35 @@ class SWEEnv(TextEnv):
         calls = parse_calls(action, self.tools)
         if not calls:
             calls = [Malformed("the message holds no tool call")]
+        is_second_try = False
+        while True:
+            before = self.state
+            try:
+                turn = self._carry_out(calls)
+                if self.restart == "restore":
+                    self._checkpoint()
+                return turn
+            except (SandboxError, NotJudged) as error:
+                self._drop_box()
+                lost = isinstance(error, SandboxError) and self.restart == "restore"
+                if not lost or is_second_try or before.num_restarts == _MAX_RESTARTS:
+                    text = "The sandbox has failed; this episode does not count."
+                    return Turn(text, info=self._own_info("failed", error=error), failure="infra")
+                is_second_try, self.state = True, before._replace(num_restarts=before.num_restarts + 1)
+
+    def _carry_out(self, calls: Sequence[ToolCall | Malformed]) -> Turn:
         answers: list[str] = []
-        try:
-            toolbox: Toolbox | None = None
-            for position, call in enumerate(calls):
-                if isinstance(call, Malformed):
-                    answers.append(self._refuse(call, num_left=len(calls) - position - 1))
-                    break
-                if call.name == SUBMIT["name"]:
-                    return self._hand_in()
-                if toolbox is None:
-                    box = self._open_box()
-                    toolbox = Toolbox(box, timeout_s=self.command_timeout_s, max_output_chars=self.max_output_chars)
-                answers.append(toolbox.call(call))
-        except (SandboxError, NotJudged) as error:
-            self._drop_box()
-            reason = "not_judged" if isinstance(error, NotJudged) else type(error).__name__
-            text = "The sandbox has failed; this episode does not count."
-            return Turn(text, info=self._own_info("failed", reason=f"{reason}: {error}"), failure="infra")
+        toolbox: Toolbox | None = None
+        for position, call in enumerate(calls):
+            if isinstance(call, Malformed):
+                answers.append(self._refuse(call, num_left=len(calls) - position - 1))
+                break
+            if call.name == SUBMIT["name"]:
+                return self._hand_in()
+            if toolbox is None:
+                box = self._open_box()
+                toolbox = Toolbox(box, timeout_s=self.command_timeout_s, max_output_chars=self.max_output_chars)
+            answers.append(toolbox.call(call))
         return Turn("\n\n".join(answers), info=self._own_info("open"))
 
     def gold(self) -> str:
@@ -274,12 +295,17 @@ class SWEEnv(TextEnv):
             self._leased().delete(self._leased().create(replace(self._spec, labels={}), deadline_s=_START_S))
             _checked.add(key)
 
-    def _own_info(self, status: str, verdict: Verdict | None = None, reason: str | None = None) -> dict[str, Any]:
+    def _own_info(
+        self, status: str, verdict: Verdict | None = None, error: RollcageError | None = None
+    ) -> dict[str, Any]:
+        reason = "not_judged" if isinstance(error, NotJudged) else type(error).__name__
         return {
             "status": status,
             "fail_to_pass": verdict.fail_to_pass if verdict else None,
             "pass_to_pass": verdict.pass_to_pass if verdict else None,
             "ignored_paths": list(verdict.ignored) if verdict else [],
             "num_malformed_calls": self.state.num_malformed_calls,
-            "failure_reason": reason,
+            "restarted": self.state.num_restarts,
+            "failure_reason": reason if error else None,
+            "failure_message": str(error) if error else None,
         }

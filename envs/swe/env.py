@@ -47,7 +47,8 @@ class SWEMiniEnv(SWEEnv):
     - ``pass_to_pass``: share of the other tests that still pass.
     - ``ignored_paths``: what the patch changes and does not count.
     - ``num_malformed_calls``: messages so far with a malformed call, or without any.
-    - ``failure_reason``: what failed, where ``failure`` is "infra".
+    - ``restarted``: sandboxes lost so far, after which the episode went on in a new one.
+    - ``failure_reason``, ``failure_message``: what failed, where ``failure`` is "infra": in a word, and in full.
 
     ## Tasks
     Splits train (6) and test (4), made by `rollcage.envs.swe.suite`, the same on every machine. The whole history of a
@@ -56,6 +57,11 @@ class SWEMiniEnv(SWEEnv):
     ## Policies
     ``gold`` (also ``expert``) hands in the official patch, ``empty`` nothing: ``rollcage eval rollcage/SWEMini-v0
     --policy gold``. ``random_action`` looks around, or hands in nothing.
+
+    ## Placement
+    Every episode has sandboxes of its own, made where the class runs: placement ``sandbox`` therefore runs the class in
+    threads of this process, from where it reaches the sandbox manager. Worker processes (``process``) have a manager
+    each.
 
     ## Limits
     Tests run in the same process as the code that they test, as everywhere in SWE-bench: code that looks for the test
@@ -71,6 +77,8 @@ class SWEMiniEnv(SWEEnv):
     - ``command_timeout_s``: for the commands of one message together.
     - ``test_timeout_s``: for the tests; those that have not ended by then have not passed.
     - ``max_output_chars``: longest output of one call that the agent sees, at least 200.
+    - ``restart``: what becomes of an episode whose sandbox is lost: "fail": it ends as an infrastructure failure;
+      "restore": it goes on in a new one, from the work tree as it was after the turn before (three times at most).
     - ``max_turns``: turns until truncation; None for no limit.
     - ``render_mode``: None or "ansi".
 
@@ -91,6 +99,7 @@ class SWEMiniEnv(SWEEnv):
         command_timeout_s: float = 20.0,
         test_timeout_s: float = 20.0,
         max_output_chars: int = 8_000,
+        restart: str = "fail",
         max_turns: int | None = 30,
         render_mode: str | None = None,
     ) -> None:
@@ -102,6 +111,7 @@ class SWEMiniEnv(SWEEnv):
             command_timeout_s=command_timeout_s,
             test_timeout_s=test_timeout_s,
             max_output_chars=max_output_chars,
+            restart=restart,
             split=split,
             max_turns=max_turns,
             render_mode=render_mode,

@@ -151,5 +151,6 @@ async def _play(
     trajectory.success = bool(info.get("success", False))
     trajectory.info = {key: value for key, value in info.items() if key not in ("task_id", "success", "failure")}
     if info.get("failure"):
-        reason = str(info.get("failure_reason", "env_reported"))
-        trajectory.failure = Failure(info["failure"], reason, f"the environment reported: {reason}")
+        reason = str(info.get("failure_reason") or "env_reported")
+        message = str(info.get("failure_message") or f"the environment reported: {reason}")
+        trajectory.failure = Failure(info["failure"], reason, message)

@@ -94,7 +94,8 @@ def test_a_test_run_that_never_starts_is_an_infrastructure_failure_e12(state):
         env._harness.run_tests = lambda box, row, timeout_s: run_unittest(box, ["tests/none.py::A::b"], timeout_s=5.0)
         _, reward, terminated, truncated, info = env.step(env.gold())
         assert (reward, terminated, truncated, info["failure"], info["success"]) == (0.0, False, True, "infra", False)
-        assert info["failure_reason"].startswith("not_judged: the test run did not start")
+        assert info["failure_reason"] == "not_judged"
+        assert info["failure_message"].startswith("the test run did not start")
 
 
 def test_closing_ends_every_sandbox_and_the_manager(state):
