@@ -34,9 +34,10 @@ class Malformed(NamedTuple):
     why: str
 
 
-def check_call(
-    name: object, arguments: object, tools: Sequence[Tool], *, as_text: bool = False
-) -> ToolCall | Malformed:
+Found = ToolCall | Malformed
+
+
+def check_call(name: object, arguments: object, tools: Sequence[Tool], *, as_text: bool = False) -> Found:
     """Return the call, or why it is none.
 
     Args:
