@@ -11,7 +11,7 @@ from typing import Any, Literal
 from rollcage.errors import UserError, did_you_mean
 from rollcage.trainer.engines.local import LocalEngineConfig
 from rollcage.trainer.learner.config import LearnerConfig
-from rollcage.trainer.loop import RolloutConfig
+from rollcage.trainer.rollout.config import RolloutConfig
 
 
 @dataclass(frozen=True)
@@ -99,10 +99,6 @@ class TrainConfig:
             "num_updates": 1,
             "checkpoint_every": 1,
             "keep_checkpoints": 1,
-            "rollout.num_groups": 1,
-            "rollout.group_size": 1,
-            "rollout.num_slots": 1,
-            "rollout.async_ratio": 0,
             "sampling.max_new_tokens": 1,
             "sampling.temperature": 0,
             "eval.num_tasks": 0,
@@ -122,10 +118,9 @@ class TrainConfig:
         for name, is_set, leader in followers:
             if is_set:
                 yield f"{name} follows {leader}: set that"
-        for name in ("max_train_s", "rollout.env_deadline_s", "rollout.turn_deadline_s", "rollout.episode_deadline_s"):
-            owner = self.rollout if name.startswith("rollout.") else self
-            if not getattr(owner, name.rpartition(".")[2]) > 0:
-                yield f"{name} must be above 0"
+        if not self.max_train_s > 0:
+            yield "max_train_s must be above 0"
+        yield from (f"rollout.{fault}" for fault in self.rollout.faults())
 
     @property
     def model_path(self) -> str:

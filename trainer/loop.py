@@ -16,38 +16,13 @@ from rollcage.trainer.learner.base import Learner
 from rollcage.trainer.learner.batch import make_batch
 from rollcage.trainer.rollout.account import Account
 from rollcage.trainer.rollout.buffer import SampleBuffer
-from rollcage.trainer.rollout.episode import Agent, Deadlines
+from rollcage.trainer.rollout.config import RolloutConfig as RolloutConfig
+from rollcage.trainer.rollout.episode import Agent
 from rollcage.trainer.rollout.router import Router
 from rollcage.trainer.rollout.scheduler import Scheduler
 from rollcage.trainer.types import Group, Trajectory
 
 _GAUGE_INTERVAL_S = 0.5
-
-
-@dataclass(frozen=True)
-class RolloutConfig:
-    """How samples are made."""
-
-    num_groups: int = 32
-    """Groups (tasks) of one batch."""
-    group_size: int = 8
-    """Rollouts of one task."""
-    async_ratio: float = 1.0
-    """How many batches rollout may run ahead of training. 0 trains only on samples of the newest weights; 1 makes the
-    next batch while this one is trained on. No sample is trained on over ceil(async_ratio) versions after its start."""
-    num_slots: int = 128
-    """Episodes that run at once."""
-    env_deadline_s: float = 60.0
-    """Seconds for one reset or step of an environment."""
-    turn_deadline_s: float = 300.0
-    """Seconds for one message of the policy, waiting for the engine included."""
-    episode_deadline_s: float = 900.0
-    """Seconds for one episode."""
-
-    @property
-    def deadlines(self) -> Deadlines:
-        """The three deadlines."""
-        return Deadlines(self.env_deadline_s, self.turn_deadline_s, self.episode_deadline_s)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rollcage.trainer.config import EnvChoice, EvalConfig, SamplingConfig, TrainConfig
 from rollcage.trainer.engines.local import LocalEngineConfig
 from rollcage.trainer.learner.config import LearnerConfig
-from rollcage.trainer.loop import RolloutConfig
+from rollcage.trainer.rollout.config import RolloutConfig
 
 PRESETS: dict[str, tuple[str, TrainConfig]] = {
     "countdown-small": (

@@ -1,0 +1,94 @@
+"""How samples are made: every choice of scheduling, each of which works together with all the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from rollcage.trainer.rollout.episode import Deadlines
+
+
+@dataclass(frozen=True)
+class RolloutConfig:
+    """How samples are made."""
+
+    num_groups: int = 32
+    """Groups (tasks) of one batch."""
+    group_size: int = 8
+    """Rollouts of one task."""
+    async_ratio: float = 1.0
+    """How many batches rollout may run ahead of training. 0 trains only on samples of the newest weights; 1 makes the
+    next batch while this one is trained on. No sample is trained on over ceil(async_ratio) versions after its start."""
+    num_slots: int = 128
+    """Episodes that run at once."""
+    mode: Literal["async", "sync"] = "async"
+    """async: an episode goes on as soon as it can, and a free slot takes the next at once. sync: all episodes of a
+    batch start together and wait for each other before and after each step of their environments (the baseline to
+    measure against; async_ratio 0, no extras)."""
+    replicate: bool = True
+    """Whether the rollouts of a task are requests of their own, spread over the engine replicas. False makes a task one
+    entry: it starts when slots are free for all of its rollouts, which share one replica, and frees them together."""
+    extra_groups: int = 0
+    """Groups that run beyond those that can be trained on. A batch closes on the fastest; those that come too late are
+    cancelled, so slow tasks are trained on less often (see the meter of samples by duration)."""
+    extra_members: int = 0
+    """Rollouts of a task beyond group_size; once group_size of them are scored, the others are cancelled."""
+    group_filter: Literal["none", "mean", "std"] = "none"
+    """Which complete groups are dropped, and others started instead, by their returns. mean: keep those whose mean lies
+    strictly between filter_low and filter_high; std: those whose standard deviation is above filter_low."""
+    filter_low: float = 0.0
+    """See group_filter."""
+    filter_high: float = 1.0
+    """See group_filter."""
+    interrupt: Literal["continue", "abort", "wait"] = "continue"
+    """What becomes of messages that are being sampled when weights are published. continue: they go on with the new
+    ones, each token carries its version; abort: they start again from their prompt; wait: publishing waits for them,
+    and new ones wait for it."""
+    env_deadline_s: float = 60.0
+    """Seconds for one reset or step of an environment."""
+    turn_deadline_s: float = 300.0
+    """Seconds for one message of the policy; waiting for the engine, and what an abort threw away, included."""
+    episode_deadline_s: float = 900.0
+    """Seconds for one episode."""
+    step_deadline_s: float = 0.0
+    """Seconds that an update waits for its batch; 0 for no limit. Then it takes what there is: complete groups, and
+    where those are too few, groups with two scored rollouts or more, the others of which are cancelled. It never trains
+    on nothing: without a single such group it waits for the first one."""
+
+    @property
+    def deadlines(self) -> Deadlines:
+        """The deadlines of one episode."""
+        return Deadlines(self.env_deadline_s, self.turn_deadline_s, self.episode_deadline_s)
+
+    def faults(self) -> Iterable[str]:
+        """Yield what cannot be meant, one clause each; field names without a prefix."""
+        least = {"num_groups": 1, "group_size": 1, "num_slots": 1, "async_ratio": 0, "extra_groups": 0}
+        for name, bound in {**least, "extra_members": 0, "step_deadline_s": 0}.items():
+            if not bound <= getattr(self, name) < float("inf"):
+                yield f"{name} must be at least {bound}, not {getattr(self, name)}"
+        for name in ("env_deadline_s", "turn_deadline_s", "episode_deadline_s"):
+            if not getattr(self, name) > 0:
+                yield f"{name} must be above 0"
+        for name, known in _CHOICES.items():
+            if getattr(self, name) not in known:
+                yield f"{name} must be one of {', '.join(known)}, not {getattr(self, name)!r}"
+        num_members = self.group_size + self.extra_members
+        if self.mode == "sync":
+            if self.async_ratio or self.extra_groups or self.extra_members:
+                yield "mode sync is the plain baseline: async_ratio, extra_groups and extra_members must be 0"
+            if self.num_slots < self.num_groups * self.group_size:
+                yield f"mode sync runs a batch at once: num_slots must be {self.num_groups * self.group_size} or more"
+        if not self.replicate and self.num_slots < num_members:
+            yield f"replicate False starts a task at once: num_slots must be {num_members} or more"
+        if self.group_filter == "mean" and not self.filter_low < self.filter_high:
+            yield f"filter_low must be below filter_high, not {self.filter_low} and {self.filter_high}"
+        if self.group_filter == "std" and self.group_size < 2:
+            yield "group_filter std needs a group_size of 2 or more"
+
+
+_CHOICES = {
+    "mode": ("async", "sync"),
+    "group_filter": ("none", "mean", "std"),
+    "interrupt": ("continue", "abort", "wait"),
+}
