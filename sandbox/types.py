@@ -309,7 +309,7 @@ class HostInfo:
         num_sandboxes: of this manager.
         reserved_cpus, reserved_memory_bytes: promised to them.
         num_cpus, memory_bytes: what it has.
-        load: CPU in use, in cores, 0 where unknown.
+        load: cores that its sandboxes use, as their probes measure it.
         free_disk_bytes: None where unknown.
     """
 

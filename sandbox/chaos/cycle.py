@@ -131,9 +131,13 @@ class Cycle:
 
     async def _learn_generation(self, box: Sandbox) -> None:
         """From now on calls to it are made to its present life; where nobody says which that is, nothing is known."""
-        await self._stage.keeper.up()
-        info = (await self._call("info", box.info, 20.0)).value
-        self._call.generation = 0 if info is None else info.generation
+        self._call.generation = 0
+        for _ in range(NUM_TRIES):
+            await self._stage.keeper.up()
+            info = (await self._call("info", box.info, 20.0)).value
+            if info is not None:
+                self._call.generation = info.generation
+                return
 
     async def _check_only(self, sandbox_id: str) -> None:
         """After a while for the removal of what earlier tries left, the key has one sandbox, with one container."""
@@ -219,6 +223,8 @@ class Cycle:
     async def _suffer(self, box: Sandbox) -> None:
         """Injure it; then it is usable again, or has failed and says so, and files are as its policy promises."""
         await self._stage.keeper.up()
+        if not self._call.generation:
+            await self._learn_generation(box)
         before, began_s = self._call.generation, asyncio.get_running_loop().time()
         injury: str = self._plan.injury
         if self._plan.restart_daemon and self._stage.restart_daemon is not None:

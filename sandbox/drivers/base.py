@@ -59,11 +59,10 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class HostStatus:
-    """A host's size and load; None or 0 where it cannot tell."""
+    """A host's size; None where it cannot tell."""
 
     num_cpus: int
     memory_bytes: int
-    load: float = 0.0
     free_disk_bytes: int | None = None
     disk_bytes: int | None = None
     """Size of that disk."""
@@ -152,7 +151,7 @@ class Driver(Protocol):
         ...
 
     async def status(self) -> HostStatus:
-        """Return the host's size and load."""
+        """Return the host's size."""
         ...
 
     async def close(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
@@ -245,16 +244,15 @@ class DockerDriver:
         return sizes
 
     async def status(self) -> HostStatus:
-        """Return the host's size and load; load and disk only of this machine's own daemon."""
+        """Return the host's size; its disk only where that is this machine's own."""
         async with self._engine.call("describe itself") as docker:
             info = await docker.system.info()
-        load, free_bytes, disk_bytes = 0.0, None, None
+        free_bytes, disk_bytes = None, None
         if self.endpoint.startswith("unix:"):
-            load = os.getloadavg()[0]
             with suppress(OSError):
                 disk = shutil.disk_usage(info["DockerRootDir"])
                 free_bytes, disk_bytes = disk.free, disk.total
-        return HostStatus(int(info["NCPU"]), int(info["MemTotal"]), load, free_bytes, disk_bytes)
+        return HostStatus(int(info["NCPU"]), int(info["MemTotal"]), free_bytes, disk_bytes)
 
     async def close(self) -> None:
         """Let go of all connections; idempotent. Containers live on."""

@@ -167,9 +167,11 @@ async def _wait_for_exec(docker: Docker, name: str) -> None:
     for attempt in range(1, 51):
         try:
             rows = (await docker.containers.container(name).top(ps_args="-eo pid,comm"))["Processes"] or ()
-        except DockerError:
-            return  # it has ended (or its host has no `ps`)
-        if any(row[-1] not in ("docker-init", "tini") for row in rows):
+        except DockerError as error:
+            if error.status == 409 or "executable file not found" in error.message:
+                return  # it has ended, or its host has no `ps`
+            rows = ()  # it is about to end
+        if any(row[-1] not in ("docker-init", "tini") and not row[-1].startswith("runc") for row in rows):
             return
         await asyncio.sleep(0.001 * attempt)
 

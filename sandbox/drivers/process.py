@@ -185,7 +185,6 @@ class ProcessDriver:
             return HostStatus(
                 num_cpus=len(os.sched_getaffinity(0)),
                 memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-                load=os.getloadavg()[0],
                 free_disk_bytes=disk.free,
                 disk_bytes=disk.total,
             )

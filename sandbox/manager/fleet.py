@@ -30,7 +30,7 @@ class Settings:
         reconcile_s: from one comparison of a host with the store to the next, jittered by a tenth.
         sweep_s: from one look for ended leases to the next.
         images_s: from one look for orphaned images to the next.
-        status_s: from one look at a host's load and disk to the next.
+        status_s: from one look at a host's size and disk to the next.
         call_timeout_s: longest wait for a host's answer, whose driver has shorter ones; ten times as long for creations
             and commits.
         slow_s: an answer that takes longer speaks against a host; ten times as long for creations and commits.

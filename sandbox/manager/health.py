@@ -16,6 +16,18 @@ NOT_KNOWN = "its connection is just being made anew"
 """Says neither that it is well nor that it is not."""
 
 
+class Usage:
+    """How many cores a container uses, from one reading of its CPU time to the next."""
+
+    def __init__(self) -> None:
+        self._last: tuple[float, float] | None = None
+
+    def cores(self, now_s: float, cpu_s: float) -> float:
+        """Return the mean since the last reading; 0 at the first one."""
+        last, self._last = self._last, (now_s, cpu_s)
+        return max(cpu_s - last[1], 0.0) / (now_s - last[0]) if last and now_s > last[0] else 0.0
+
+
 class Health:
     """Watches sandboxes.
 
@@ -41,27 +53,36 @@ class Health:
     async def _watch(self, box: Box) -> None:
         generation, probe, rng = box.info.generation, box.info.spec.probe, self._fleet.rng
         loop, recent = asyncio.get_running_loop(), deque[bool](maxlen=probe.num_recent)
-        box.num_oom_kills = 0
-        await asyncio.sleep(probe.interval_s * rng.random())  # those that begin together are not probed together
-        while box.info.generation == generation and box.info.state in LIVE:
-            next_s = loop.time() + probe.interval_s * rng.uniform(0.9, 1.1)
-            if box.info.state is not State.STOPPED and box.row.desired == RUNNING:
-                await self._look(box, recent)
-            await asyncio.sleep(max(next_s - loop.time(), 0.1 * probe.interval_s))
+        box.num_oom_kills, usage, name = 0, Usage(), box.name
+        host = self._fleet.hosts.get(box.info.host)
+        cores_used = host.cores_used if host is not None else {}
+        try:
+            await asyncio.sleep(probe.interval_s * rng.random())  # those that begin together are not probed together
+            while box.info.generation == generation and box.info.state in LIVE:
+                next_s = loop.time() + probe.interval_s * rng.uniform(0.9, 1.1)
+                if box.info.state is not State.STOPPED and box.row.desired == RUNNING:
+                    vitals = await self._look(box, recent)
+                    cores_used[name] = usage.cores(loop.time(), vitals.cpu_s) if vitals else 0.0
+                else:
+                    cores_used[name] = 0.0
+                await asyncio.sleep(max(next_s - loop.time(), 0.1 * probe.interval_s))
+        finally:
+            cores_used.pop(name, None)
 
-    async def _look(self, box: Box, recent: deque[bool]) -> None:
-        """Probe a sandbox once and judge it."""
+    async def _look(self, box: Box, recent: deque[bool]) -> Vitals | None:
+        """Probe a sandbox once and judge it; returns what it says of itself."""
         generation, begin_s = box.info.generation, asyncio.get_running_loop().time()
         vitals, why = await self._probe(box)
         if box.info.generation != generation or box.info.state not in (State.READY, State.UNHEALTHY):
-            return
+            return None
         if vitals is None and why == NOT_KNOWN:
-            return
+            return None
         recent.append(vitals is not None)
         self._fleet.meter.probed(asyncio.get_running_loop().time() - begin_s, vitals is not None)
         if vitals is not None:
             self._count_oom_kills(box, vitals.num_oom_kills)
         await self._judge(box, recent.count(False), why)
+        return vitals
 
     def _count_oom_kills(self, box: Box, num: int) -> None:
         if num > box.num_oom_kills:

@@ -25,6 +25,7 @@ class Host:
         drained: it gets no new sandboxes.
         error: why it did not answer when it was last looked at; None where it did.
         hands: hold one for a removal, commit or reconnection.
+        cores_used: by container, what its probes measured last.
         leftovers: containers that shall go and may still be there, with the room that they take.
     """
 
@@ -33,12 +34,13 @@ class Host:
         self.drained = False
         self.error: SandboxError | None = None
         self.hands = asyncio.Semaphore(num_hands)
+        self.cores_used: dict[str, float] = {}
         self.leftovers: dict[str, Place | None] = {}
         self._breaker, self._gate = breaker, DiskGate()
         self._status = HostStatus(num_cpus=0, memory_bytes=0)
 
     async def look(self) -> None:
-        """Measure its size, load and disk; a failure is kept in ``error``."""
+        """Measure its size and disk; a failure is kept in ``error``."""
         try:
             self._status = await self.driver.status()
             self.error = None
@@ -71,7 +73,7 @@ class Host:
             condition=self.condition,
             num_cpus=status.num_cpus,
             memory_bytes=status.memory_bytes,
-            load=status.load,
+            load=sum(self.cores_used.values()),
             free_disk_bytes=status.free_disk_bytes,
         )
 

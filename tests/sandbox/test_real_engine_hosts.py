@@ -184,3 +184,34 @@ def test_sandboxes_go_where_least_is_promised_and_never_to_a_host_that_is_draine
             await two.daemon.start()
 
     asyncio.run(main())
+
+
+def test_sandboxes_go_where_less_is_computed_when_as_much_is_promised(real: Real) -> None:
+    async def main() -> None:
+        async with two_daemons(real) as two:
+            busy = await two.create("here")
+            idle = await two.create("there")
+            burning = asyncio.create_task(busy.exec("while :; do :; done", timeout_s=60.0))
+            spec = SandboxSpec(image=real.bare_image, memory_bytes=64 << 20)
+
+            async def is_seen() -> bool:
+                return {info.name: info.load > 0.2 for info in await two.manager.hosts()} == {
+                    "here": True,
+                    "there": False,
+                }
+
+            await until(is_seen, 30.0)
+            found = [await two.manager.create(spec) for _ in range(2)]
+            assert [(await box.info()).host for box in found] == ["there", "there"]
+            burning.cancel()
+            await asyncio.wait([burning])
+            await busy.delete()
+
+            async def is_quiet() -> bool:
+                return all(info.load < 0.2 for info in await two.manager.hosts())
+
+            await until(is_quiet, 20.0)
+            assert (await (await two.manager.create(spec)).info()).host == "here"
+            await idle.delete()
+
+    asyncio.run(main())
