@@ -17,6 +17,7 @@ from tests.envs.placements.conftest import base_image, docker_endpoint, env_imag
 sys.path.insert(0, str(Path(__file__).parent / "zoo"))
 import placement_zoo  # noqa: F401  (registers zoo/Moody-v0)
 
+from rollcage.envs.placements.frames import plain
 from rollcage.envs.tools import write_call
 from rollcage.envs.vector import TextVectorEnv
 from rollcage.errors import UserError
@@ -60,13 +61,9 @@ def make_vec(env_id: str, **arguments: Any) -> closing[TextVectorEnv]:
     return closing(envs)
 
 
-def plain(entry: tuple[Any, ...]) -> list[Any]:
-    """What a reset or step of a vector environment returned, as lists."""
-    *arrays, infos = entry
-    return [
-        *(array if isinstance(array, tuple) else array.tolist() for array in arrays),
-        {key: values.tolist() for key, values in infos.items()},
-    ]
+def said(entry: tuple[Any, ...]) -> Any:
+    """What a reset or step of a vector environment returned, as JSON has it."""
+    return plain([*entry[:-1], dict(entry[-1])])
 
 
 @pytest.mark.parametrize("env_id", ["zoo/Moody-v0", "rollcage/Countdown-v0"])
@@ -74,8 +71,8 @@ def test_the_same_transcripts_as_inline(env_id: str, daemon: Daemon, env_image: 
     logs = []
     for placement in ("inline", "sandbox"):
         with make_vec(env_id, num_envs=2, placement=placement, max_turns=3) as envs:
-            log = [plain(envs.reset(seed=3))]
-            log += [plain(envs.step(actions)) for actions in STEPS]
+            log = [said(envs.reset(seed=3))]
+            log += [said(envs.step(actions)) for actions in STEPS]
             logs.append((log, envs.call("expert"), envs.metadata, envs.single_action_space))
             assert len(daemon.containers()) == (2 if placement == "sandbox" else 0)
     assert logs[0] == logs[1]

@@ -152,5 +152,5 @@ async def _play(
     trajectory.info = {key: value for key, value in info.items() if key not in ("task_id", "success", "failure")}
     if info.get("failure"):
         reason = str(info.get("failure_reason") or "env_reported")
-        message = str(info.get("failure_message") or f"the environment reported: {reason}")
-        trajectory.failure = Failure(info["failure"], reason, message)
+        full = str(info.get("failure_message") or f"the environment reported: {reason}")
+        trajectory.failure = Failure(info["failure"], reason, full)
