@@ -59,4 +59,43 @@ PRESETS: dict[str, tuple[str, TrainConfig]] = {
             num_updates=4,
         ),
     ),
+    "alfworld-smollm2": (
+        "SmolLM2-135M-Instruct on small ALFWorld games of our own, in worker processes",
+        TrainConfig(
+            model="smollm2",
+            env=EnvChoice(
+                "rollcage/ALFWorld-v0",
+                {"dataset": "sample", "show_admissible": True, "progress_reward": 0.5, "max_turns": 4},
+                placement="process",
+                restart="restore",
+            ),
+            rollout=RolloutConfig(num_groups=2, group_size=4, num_slots=8),
+            sampling=SamplingConfig(max_new_tokens=16),
+            engine=LocalEngineConfig(max_batch_size=8, max_context_tokens=1024, parked_prefixes=8),
+            learner=LearnerConfig(loss="tis", lr=1e-5, micro_batch_tokens=1024),
+            eval=EvalConfig(num_tasks=0),
+            num_updates=4,
+        ),
+    ),
+    "swemini-smollm2": (
+        "SmolLM2-135M-Instruct on issues in small repositories, each episode in a sandbox of its own: needs Docker",
+        TrainConfig(
+            model="smollm2",
+            env=EnvChoice(
+                "rollcage/SWEMini-v0",
+                {"max_turns": 3, "max_output_chars": 400},
+                placement="sandbox",
+                restart="restore",
+                # So small a model writes code blocks more often than calls in JSON, and those are calls too.
+                system="You are an agent that works with a shell. Every message of yours is one bash code block and "
+                "nothing else:\n```bash\nls\n```",
+            ),
+            rollout=RolloutConfig(num_groups=2, group_size=4, num_slots=8, env_deadline_s=180.0),
+            sampling=SamplingConfig(max_new_tokens=48, temperature=0.7),
+            engine=LocalEngineConfig(max_batch_size=8, max_context_tokens=1024, parked_prefixes=8),
+            learner=LearnerConfig(loss="tis", lr=1e-5, micro_batch_tokens=1024),
+            eval=EvalConfig(num_tasks=0),
+            num_updates=4,
+        ),
+    ),
 }
