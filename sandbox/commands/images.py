@@ -15,6 +15,7 @@ from rollcage.errors import UserError, did_you_mean, require
 from rollcage.sandbox.commands.looking import span
 from rollcage.sandbox.commands.opened import add_place, opened, patience, say, show, show_json, table
 from rollcage.sandbox.drivers.base import LABEL_MANAGER, LABEL_SANDBOX
+from rollcage.sandbox.images import BASE_PYTHON
 from rollcage.sandbox.opening import default_endpoint, parse_endpoint
 from rollcage.sandbox.types import MIB
 
@@ -33,7 +34,8 @@ def run_images(argv: Sequence[str]) -> int:
         "prune   remove the images of snapshots that nobody needs: of sandboxes that are gone, and those\n"
         "        that are more than are kept. Only what the manager of the state folder made: the base\n"
         "        image stays, and containers are for `rollcage sandbox reap`",
-        "rollcage sandbox images build base\nrollcage sandbox images build bare\n"
+        "rollcage sandbox images build base\nrollcage sandbox images build base --python 3.9\n"
+        "rollcage sandbox images build bare\n"
         "rollcage sandbox images ls --json\nrollcage sandbox images prune",
     )
     parser.add_argument("action", metavar="{build,ls,prune}")
@@ -46,6 +48,9 @@ def run_images(argv: Sequence[str]) -> int:
         default=[],
         metavar="FILE",
         help="pinned requirements, taken without what they require in turn; with build env; can be repeated",
+    )
+    parser.add_argument(
+        "--python", default=BASE_PYTHON, help=f"version of Python, with build base; default {BASE_PYTHON}"
     )
     parser.add_argument("--source", choices=["auto", "registry", "debootstrap"], default="auto", help="default auto")
     parser.add_argument("--rebuild", action="store_true", help="even where it is there")
@@ -72,7 +77,9 @@ def _build(args: argparse.Namespace) -> None:
     for endpoint in _endpoints(args):
         with patience(f"making the image {args.what} on {endpoint}"):
             if args.what == "base":
-                image = _run(build_base(endpoint, source=args.source, rebuild=args.rebuild, progress=say))
+                image = _run(
+                    build_base(endpoint, python=args.python, source=args.source, rebuild=args.rebuild, progress=say)
+                )
             elif args.what == "env":
                 given = {"extras": args.extra, "requirements": args.requirement}
                 image = _run(build_env(endpoint, **given, rebuild=args.rebuild, progress=say))

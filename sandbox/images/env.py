@@ -18,13 +18,11 @@ from rollcage import errors
 from rollcage.sandbox.drivers.docker_api import DEFAULT_ENDPOINT, Engine, one_line
 from rollcage.sandbox.drivers.docker_config import LABEL_RECIPE
 from rollcage.sandbox.errors import ImageMissing
-from rollcage.sandbox.images import BASE_IMAGE, ENV_IMAGE, ENV_PYTHON
+from rollcage.sandbox.images import BASE_IMAGE, BASE_PYTHON, ENV_IMAGE, ENV_PYTHON
 from rollcage.sandbox.images.base import build_base, silent
 from rollcage.sandbox.images.importing import add_file, has_recipe
 from rollcage.sandbox.images.running import Progress, run
 
-PYTHON = "3.11"
-"""Of the base image, whichever way that was made."""
 _PACKAGE = Path(errors.__file__).parent
 _LABEL_PART = "rollcage.env"
 """On the image, and on what its building leaves behind: that, and the one before, are removed."""
@@ -116,7 +114,7 @@ def _pip(extras: Sequence[str], requirements: Sequence[Path], wheels: Path) -> l
     quiet = ("--disable-pip-version-check", "--no-input", "--quiet")
     checkout, named = _checkout(), f"[{','.join(extras)}]" if extras else ""
     wanted = f"rollcage{named} @ {checkout.as_uri()}" if checkout else f"rollcage{named}=={version('rollcage')}"
-    if sys.platform == "linux" and platform.python_version().startswith(f"{PYTHON}."):
+    if sys.platform == "linux" and platform.python_version().startswith(f"{BASE_PYTHON}."):
         build = (*pip, "wheel", *quiet, "--wheel-dir", str(wheels))
         commands: list[tuple[str, ...]] = [(*build, wanted)]
         return commands + [(*build, "--no-deps", "--requirement", str(path)) for path in requirements]
@@ -125,7 +123,17 @@ def _pip(extras: Sequence[str], requirements: Sequence[Path], wheels: Path) -> l
     tags = [
         tag for glibc in ("2014", "_2_17", "_2_28", "_2_34") for tag in ("--platform", f"manylinux{glibc}_{machine}")
     ]
-    fetch = (*pip, "download", *quiet, "--only-binary=:all:", "--python-version", PYTHON, *tags, "--dest", str(wheels))
+    fetch = (
+        *pip,
+        "download",
+        *quiet,
+        "--only-binary=:all:",
+        "--python-version",
+        BASE_PYTHON,
+        *tags,
+        "--dest",
+        str(wheels),
+    )
     commands = []
     if checkout:
         commands.append((*pip, "wheel", *quiet, "--no-deps", "--wheel-dir", str(wheels), str(checkout)))

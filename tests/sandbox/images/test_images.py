@@ -53,6 +53,8 @@ def test_where_it_cannot_be_made_each_way_says_why(docker_endpoint: str, monkeyp
     with pytest.raises(ImageMissing, match=r"cannot be pulled.*debootstrap needs root") as caught:
         asyncio.run(base.build_base(docker_endpoint, rebuild=True))
     assert "\n" not in str(caught.value)
+    with pytest.raises(ImageMissing, match=r"no release of Debian brings Python 3.10 \(there are 3.9, 3.11, 3.13\)"):
+        asyncio.run(base.build_base(docker_endpoint, python="3.10"))
     with pytest.raises(DaemonUnreachable):
         asyncio.run(base.build_base("unix:///nowhere/docker.sock"))
     with pytest.raises(ImageMissing, match="busybox-static"):
@@ -91,9 +93,9 @@ def test_the_image_from_a_registry_is_built_the_same(
         engine = Engine(second_docker_endpoint)
         try:
             async with engine.call("tag") as docker:
-                await docker.images.tag(base.BASE_IMAGE, "rollcage-test-python", tag="3")
+                await docker.images.tag("rollcage-base", "rollcage-test-python", tag="3")
             lines: list[str] = []
-            monkeypatch.setattr(base, "BASE_IMAGE", "rollcage-test-built")
+            monkeypatch.setattr(base, "base_image", lambda python: "rollcage-test-built")
             monkeypatch.setattr(base, "REGISTRY_IMAGE", "rollcage-test-python:3")
             monkeypatch.setattr(base, "_INSTALL", "RUN git --version")  # its network would be the registry's
             await base.build_base(second_docker_endpoint, source="registry", progress=lines.append)
