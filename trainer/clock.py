@@ -13,6 +13,7 @@ import heapq
 import itertools
 import math
 import threading
+from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from typing import Any, NoReturn, TypeVar, TypeVarTuple
@@ -54,51 +55,27 @@ def run_virtual(main: Callable[[], Coroutine[Any, Any, T]], *, limit_s: float = 
         return runner.run(main())
 
 
-class _Timer(asyncio.TimerHandle):
-    """A timer that is ordered by time and then by age: asyncio's own heap leaves ties to chance."""
-
-    __slots__ = ("age",)
-    age: int
-    _scheduled: bool
-
-    def __lt__(self, other: object) -> bool:
-        return (self.when(), self.age) < (other.when(), other.age) if isinstance(other, _Timer) else NotImplemented
-
-
 class VirtualTimeLoop(asyncio.BaseEventLoop):
     """The event loop behind `run_virtual`: asyncio's own, with the wait for the outside world replaced by a jump.
 
-    It holds no file descriptor. BaseEventLoop asks ``_selector.select(timeout)`` to wait; here the loop is its own
-    selector.
+    It holds no file descriptor. Timers are kept by time and then by age: asyncio's own heap leaves ties to chance.
     """
 
-    _scheduled: list[asyncio.TimerHandle]
-    _clock_resolution: float
+    _ready: deque[asyncio.Handle]
     _thread_id: int | None
+    _stopping: bool
 
     def __init__(self, limit_s: float = 1e6) -> None:
         super().__init__()
         self._now = 0.0
         self._limit_s = limit_s
         self._ages = itertools.count()
-        self._selector = self
-        self._clock_resolution = math.ulp(0.0)
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._num_cancelled = 0
 
     def time(self) -> float:
         """Virtual seconds since the loop was made."""
         return self._now
-
-    def select(self, timeout: float | None) -> list[Any]:
-        """Jump to the next timer; ``timeout`` is 0 where something is ready, None where nothing ever will be."""
-        if timeout is None:
-            self._stuck("nothing is scheduled and nothing is ready")
-        if timeout > 0:
-            self._now = self._scheduled[0].when()
-            # asyncio fires what is due before now + resolution: the next float keeps two instants apart at any time
-            self._clock_resolution = math.ulp(self._now)
-            if self._now > self._limit_s:
-                self._stuck(f"the limit of {self._limit_s:g} s of virtual time is over")
-        return []
 
     def call_at(
         self,
@@ -110,11 +87,41 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         """Call ``callback(*args)`` at the virtual time ``when``, after the calls that were set for it earlier."""
         if self.is_closed():
             raise RuntimeError("the event loop is closed")
-        timer = _Timer(when, callback, args, self, context)
-        timer.age = next(self._ages)
-        heapq.heappush(self._scheduled, timer)
-        timer._scheduled = True
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        timer._scheduled = True  # type: ignore[attr-defined]  # so that it tells of its cancellation
+        heapq.heappush(self._timers, (when, next(self._ages), timer))
         return timer
+
+    def _timer_handle_cancelled(self, timer: asyncio.TimerHandle) -> None:
+        """Forget cancelled timers once they are most of all: deadlines are set by the thousand and seldom met."""
+        self._num_cancelled += 1
+        if self._num_cancelled > 100 + len(self._timers) // 2:
+            self._timers = [entry for entry in self._timers if not entry[2].cancelled()]
+            heapq.heapify(self._timers)
+            self._num_cancelled = 0
+
+    def _run_once(self) -> None:
+        """Run what is ready; where nothing is, jump to the next timer first. `run_forever` calls this in a loop."""
+        while self._timers and self._timers[0][2].cancelled():
+            heapq.heappop(self._timers)
+            self._num_cancelled -= 1
+        if not self._ready and not self._stopping:
+            if not self._timers:
+                self._stuck("nothing is scheduled and nothing is ready")
+            self._now = max(self._now, self._timers[0][0])
+            if self._now > self._limit_s:
+                self._stuck(f"the limit of {self._limit_s:g} s of virtual time is over")
+        while self._timers and self._timers[0][0] <= self._now:
+            _, _, timer = heapq.heappop(self._timers)
+            if timer.cancelled():
+                self._num_cancelled -= 1
+            else:
+                timer._scheduled = False  # type: ignore[attr-defined]
+                self._ready.append(timer)
+        for _ in range(len(self._ready)):  # what these callbacks make ready waits for the next round
+            handle = self._ready.popleft()
+            if not handle.cancelled():
+                handle._run()
 
     def call_soon_threadsafe(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
@@ -132,9 +139,6 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         waiting = sorted(f"{task.get_name()} at {_place(task)}" for task in asyncio.all_tasks(self))
         self._limit_s = math.inf  # the clean-up that follows may still sleep
         raise DeadlockError(f"virtual time stands at {self._now:g} s: {why}; waiting: {'; '.join(waiting)}")
-
-    def _process_events(self, event_list: list[Any]) -> None:
-        """Nothing comes from outside."""
 
     def _write_to_self(self) -> None:
         """Nobody to wake: the loop never waits."""
