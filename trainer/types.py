@@ -93,6 +93,8 @@ class TurnRecord:
         reward: reward of the turn.
         segment, start, end: the sampled tokens are ``segments[segment].token_ids[start:end]``.
         finish_reason: of the generation.
+        act_s: seconds until the message was there, waiting for the engine included.
+        env_s: seconds until the environment had replied.
     """
 
     action: str
@@ -102,6 +104,8 @@ class TurnRecord:
     start: int
     end: int
     finish_reason: str
+    act_s: float = 0.0
+    env_s: float = 0.0
 
 
 @dataclass(slots=True)

@@ -135,19 +135,25 @@ async def run_episode(
 async def _play(
     handle: EnvHandle, agent: Agent, trajectory: Trajectory, deadlines: Deadlines, options: dict[str, Any]
 ) -> None:
+    clock = asyncio.get_running_loop().time
     observation, info = await handle.reset(seed=trajectory.seed, options=options, deadline_s=deadlines.env_s)
     trajectory.prompt = observation
     trajectory.start_version = agent.policy_version
     while not (trajectory.terminated or trajectory.truncated):
+        asked_s = clock()
         async with asyncio.timeout(deadlines.turn_s):
             message = await agent.act(observation)
+        acted_s = clock()
         observation, reward, trajectory.terminated, trajectory.truncated, info = await handle.step(
             message.text, deadline_s=deadlines.env_s
         )
         if not abs(reward) < MAX_REWARD:  # it would poison every mean and gradient that it enters
             raise PlacementError(f"the environment gave the reward {reward}")
         span = (message.segment, message.start, message.end)
-        trajectory.turns.append(TurnRecord(message.text, observation, float(reward), *span, message.finish_reason))
+        times_s = (acted_s - asked_s, clock() - acted_s)
+        trajectory.turns.append(
+            TurnRecord(message.text, observation, float(reward), *span, message.finish_reason, *times_s)
+        )
     trajectory.success = bool(info.get("success", False))
     trajectory.info = {key: value for key, value in info.items() if key not in ("task_id", "success", "failure")}
     if info.get("failure"):

@@ -22,10 +22,10 @@ def trajectory_to_json(
     """Return the record of one episode, ready for `dump_line`.
 
     Keys: ``format``, ``id`` ("group.member"), ``env_id``, ``env_kwargs``, ``policy``, ``task_id``, ``seed`` and
-    ``options`` (of the reset), ``prompt``, ``turns`` (each with action, observation, reward, finish_reason, and
-    segment, start, end of its tokens), ``return``, ``success``, ``terminated``, ``truncated``, ``failure`` (None or
-    kind, reason, message), ``info``, ``start_version``, ``end_version``, ``start_s``, ``end_s``, and with ``tokens``
-    the ``segments``.
+    ``options`` (of the reset), ``prompt``, ``turns`` (each with action, observation, reward, finish_reason, segment,
+    start, end of its tokens, and seconds act_s, env_s), ``return``, ``success``, ``terminated``, ``truncated``,
+    ``failure`` (None or kind, reason, message), ``info``, ``start_version``, ``end_version``, ``start_s``, ``end_s``,
+    and with ``tokens`` the ``segments``.
 
     Args:
         trajectory: the episode.
@@ -46,7 +46,9 @@ def trajectory_to_json(
         "seed": trajectory.seed,
         "options": {"task": trajectory.task_id},
         "prompt": trajectory.prompt,
-        "turns": [asdict(turn) for turn in trajectory.turns],
+        "turns": [
+            asdict(turn) | {"act_s": round(turn.act_s, 4), "env_s": round(turn.env_s, 4)} for turn in trajectory.turns
+        ],
         "return": trajectory.return_,
         "success": trajectory.success,
         "terminated": trajectory.terminated,
@@ -93,7 +95,16 @@ def trajectory_from_json(record: Mapping[str, Any]) -> tuple[Trajectory, EnvConf
         raise UserError(f"this is not the record of an episode ({type(error).__name__}: {error}).") from None
 
 
-_TURN: dict[str, Any] = {"observation": "", "reward": 0.0, "segment": 0, "start": 0, "end": 0, "finish_reason": "stop"}
+_TURN: dict[str, Any] = {
+    "observation": "",
+    "reward": 0.0,
+    "segment": 0,
+    "start": 0,
+    "end": 0,
+    "finish_reason": "stop",
+    "act_s": 0.0,
+    "env_s": 0.0,
+}
 _PLAIN = ("success", "terminated", "truncated", "start_version", "end_version", "start_s", "end_s")
 
 
