@@ -5,7 +5,7 @@
 Requests and replies are frames (`rollcage.envs.placements.frames`). A request is {"op", "args", "deadline_s"}, with
 op "make", "describe", "reset", "step", "call", "set" or "close"; a reply is {"result"}, or {"error", "message"} with
 error "user" or "raised". With "checkpoint": true in the request, the reply holds the environment's state after it as
-"checkpoint" too (see `Instance.checkpoint`). Stdout belongs to the frames alone: whatever the environment prints goes
+"checkpoint" too (see `Instance.checkpoint`), and "files": whether files belong to it. Stdout belongs to the frames alone: whatever the environment prints goes
 to stderr. The worker ends, and every process that its environment started, as soon as stdin ends, even while the
 environment hangs.
 """
@@ -82,6 +82,7 @@ class Server:
             reply = {"result": self._do(operation, request["args"])}
             if request.get("checkpoint") and self._instance is not None:
                 reply["checkpoint"] = self._instance.checkpoint()
+                reply["files"] = bool(self._instance.env.metadata.get("checkpoint_files"))
             return encode(reply)
         except BaseException as error:  # noqa: BLE001  (the boundary: SystemExit out of an environment is data as well)
             kind, message = describe_error(operation, error)

@@ -47,6 +47,8 @@ class ContainerHost(WorkerHost):
         super().__init__({**make_args, "sys_path": [MODULES]})
         self._shared, self._spec, self._modules = shared, spec, modules
         self._sandbox: Sandbox | None = None
+        self._files = ""
+        """Snapshot of the container that belongs to the last checkpoint; "" where it has no files."""
         self._frames: asyncio.Queue[bytes] = asyncio.Queue()
         self._talking: asyncio.Task[None] | None = None
         self._renewed_at_s = 0.0
@@ -64,6 +66,8 @@ class ContainerHost(WorkerHost):
                     sandboxes = await self._shared.sandboxes()
                     self._sandbox = await sandboxes.create(self._spec, owner="environments", deadline_s=deadline_s)
                     self._renewed_at_s = loop.time()
+                elif self._files:  # also where only the worker is lost: it may have got half-way through a turn
+                    await self._sandbox.restore(self._files)
                 for module in self._modules:
                     await self._sandbox.put(module, f"{MODULES}/{module.name}")
         except ImageMissing as error:
@@ -94,6 +98,19 @@ class ContainerHost(WorkerHost):
                     await self._sandbox.renew()
             deadline_s -= asyncio.get_running_loop().time() - now_s
         return await super().ask(operation, args, deadline_s, checkpoint=checkpoint)
+
+    async def _keep(self, reply: dict[str, Any], deadline_s: float) -> str | None:
+        state = await super()._keep(reply, deadline_s)
+        if state is None or not reply["files"] or self._sandbox is None:
+            return state
+        from rollcage.sandbox.errors import SandboxError
+
+        try:
+            async with asyncio.timeout(deadline_s):
+                self._files = (await self._sandbox.snapshot()).id
+        except (SandboxError, TimeoutError):
+            return None  # then the checkpoint before this one counts
+        return state
 
     async def _said(self) -> AsyncIterator[bytes]:
         while True:
@@ -157,7 +174,11 @@ class SandboxPlacement(PooledPlacement):
 
     As `ProcessPlacement`, with a container around each worker: no network, memory and processes bounded. It uses the
     sandbox service that runs for this user, else a manager of its own in this process. What the environment's module
-    imports must be in the image; the module (or package) itself is copied in. So must be its data.
+    imports must be in the image, and so must be its data; the module (or package) itself is copied in.
+
+    With ``restart="restore"``, an environment with ``metadata["checkpoint_files"]`` has the container's file system as
+    part of each checkpoint (a fraction of a second, and what was written, each turn): an episode that goes on finds
+    every file as it was, outside of a ``read_only`` sandbox's memory. Processes that it had started are gone.
 
     Args:
         config: which environment.

@@ -67,6 +67,7 @@ class WorkerHost(ABC):
             operation, args, deadline_s: as there.
             checkpoint: keep the environment's state after it in ``checkpoint``.
         """
+        end_s = asyncio.get_running_loop().time() + deadline_s
         try:
             frame = request(operation, args, deadline_s, checkpoint=checkpoint)
             self._answer = answer = asyncio.get_running_loop().create_future()
@@ -74,7 +75,7 @@ class WorkerHost(ABC):
             reply = await answer_by(answer, deadline_s)
             result = result_of(reply)
             if checkpoint:
-                self.checkpoint = reply.get("checkpoint")
+                self.checkpoint = await self._keep(reply, end_s - asyncio.get_running_loop().time())
             return result
         except UserError:
             raise
@@ -87,6 +88,11 @@ class WorkerHost(ABC):
             raise
         finally:
             self._answer = None
+
+    async def _keep(self, reply: dict[str, Any], deadline_s: float) -> str | None:
+        """Return the state that a reply brings, once the files that belong to it are kept too; None: they are not."""
+        state: str | None = reply.get("checkpoint")
+        return state
 
     def _settle(self, outcome: Any) -> None:
         """Take a reply, or the `EnvDied` in place of all further ones."""

@@ -235,6 +235,33 @@ def test_with_restore_an_episode_goes_on_as_if_nothing_had_happened(what: str, r
     on(real, test)
 
 
+@pytest.mark.parametrize("what", ["container", "worker"])
+def test_files_are_part_of_the_checkpoint_where_the_environment_asks_for_it(what: str, real: Real) -> None:
+    async def test(sandboxes: Sandboxes) -> None:
+        async with placed(sandboxes, EnvConfig("zoo/Scribe-v0"), restart="restore") as placement:
+            handle = await placement.acquire(deadline_s=LONG_S)
+            await handle.reset(seed=7, deadline_s=LONG_S)
+            written: dict[str, str] = {}
+            for turn, action in enumerate(("ada", "bell", "ada", "slow", "ada"), start=1):
+                step = asyncio.create_task(handle.step(action, deadline_s=LONG_S))
+                if action == "slow":  # the first of its two files is written by now, and the second is not
+                    await asyncio.sleep(0.7)
+                    await LOSSES[what](real, handle)
+                observation, *_, info = await step
+                for folder in ("/tmp/notes", "notes"):
+                    path = f"{folder}/{action}"
+                    written[path] = f"{written.get(path, '')}{turn} "
+                expected = "\n".join(f"{path}: {text}" for path, text in sorted(written.items()))
+                assert observation == expected, "every file, and nothing twice of the turn that was lost half-way"
+                assert info.get("restarted", 0) == int(turn >= 4)
+            assert len(await sandboxes.snapshots()) <= 5
+            await handle.release()
+        assert not await sandboxes.snapshots(), "they go with the sandbox"
+        await sandboxes.prune_images()
+
+    on(real, test)
+
+
 def test_without_it_a_killed_container_ends_the_episode_as_data(real: Real) -> None:
     async def test(sandboxes: Sandboxes) -> None:
         async with placed(sandboxes) as placement:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -110,4 +112,31 @@ class MoodyEnv(TextEnv):
         return rest
 
 
+class ScribeEnv(TextEnv):
+    """Writes to files: every action is a line of one; the observation is all files, and the turn."""
+
+    metadata = {**TextEnv.metadata, "checkpoint_files": True}  # noqa: RUF012
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(TASKS, **kwargs)
+
+    def begin(self, task: Task) -> str:
+        self.state = 0
+        for folder in (Path("notes"), Path("/tmp/notes")):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+        return "Write."
+
+    def advance(self, action: str) -> Turn:
+        """Write in two places; "slow" takes its time between them."""
+        self.state += 1
+        for folder in ("notes", "/tmp/notes"):
+            time.sleep(2.5 if action == "slow" and folder != "notes" else 0.0)
+            with Path(folder, action).open("a", encoding="utf-8") as file:
+                file.write(f"{self.state} ")
+        written = sorted(path for folder in ("notes", "/tmp/notes") for path in Path(folder).iterdir())
+        return Turn("\n".join(f"{path}: {path.read_text()}" for path in written))
+
+
 register("zoo/Moody-v0", MoodyEnv)
+register("zoo/Scribe-v0", ScribeEnv)
