@@ -42,8 +42,8 @@ class TextEnv(gymnasium.Env[str, str]):
     A subclass implements `begin` (pose the task, return the first observation) and `advance` (take an action, return a
     `Turn`). It may implement `expert` (the next action of a solver) and `random_action`. All that it has to remember
     within an episode goes into ``self.state`` (anything that pickles); then `snapshot` and `restore` work by
-    themselves. What is random comes from ``self.np_random``, which they include. Files are no part of them; one that
-    writes some sets ``metadata["checkpoint_files"]``, and with placement `sandbox` an episode that is restored has them.
+    themselves. What is random comes from ``self.np_random``, which they include. Files are no part of them: a class
+    that writes some sets ``metadata["checkpoint_files"]``, and in placement `sandbox` a restored episode has them.
 
     ## Info
     ``task_id`` (str), ``success`` (bool), ``failure`` (None, or "task": the task itself is unusable, "model": the

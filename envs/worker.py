@@ -2,12 +2,12 @@
 
     python -m rollcage.envs.worker
 
-Requests and replies are frames (`rollcage.envs.placements.frames`). A request is {"op", "args", "deadline_s"}, with
-op "make", "describe", "reset", "step", "call", "set" or "close"; a reply is {"result"}, or {"error", "message"} with
+Requests and replies are frames (`rollcage.envs.placements.frames`). A request is {"op", "args", "deadline_s"}, with op
+"make", "describe", "reset", "step", "call", "set" or "close"; a reply is {"result"}, or {"error", "message"} with
 error "user" or "raised". With "checkpoint": true in the request, the reply holds the environment's state after it as
-"checkpoint" too (see `Instance.checkpoint`), and "files": whether files belong to it. Stdout belongs to the frames alone: whatever the environment prints goes
-to stderr. The worker ends, and every process that its environment started, as soon as stdin ends, even while the
-environment hangs.
+"checkpoint" too (see `Instance.checkpoint`), and "files": whether files belong to it. Stdout belongs to the frames
+alone: whatever the environment prints goes to stderr. The worker ends, and every process that its environment started,
+as soon as stdin ends, even while the environment hangs.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ class RestoringHost:
     brought back by playing the whole episode again, which needs a seed. A turn that costs two workers, and an episode
     that costs more than `MAX_RESTARTS`, fail; so does what the environment itself raises. From a restart on, the
     episode's ``info`` has ``restarted``, the number of them. Files are part of a checkpoint where the environment asks
-    for it and runs in a sandbox (see `SandboxPlacement`); else they are as the lost worker left them. No call takes longer than its deadline: one that has not
-    answered after half of it hangs.
+    for it and runs in a sandbox (see `SandboxPlacement`); else they are as the lost worker left them. No call takes
+    longer than its deadline: one that has not answered after half of it hangs.
 
     Args:
         host: where the worker runs; it is started anew after each loss.
