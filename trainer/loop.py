@@ -15,7 +15,6 @@ from rollcage.recorder import Recorder
 from rollcage.trainer.learner.base import Learner
 from rollcage.trainer.learner.batch import make_batch
 from rollcage.trainer.rollout.account import Account
-from rollcage.trainer.rollout.buffer import SampleBuffer
 from rollcage.trainer.rollout.config import RolloutConfig as RolloutConfig
 from rollcage.trainer.rollout.episode import Agent
 from rollcage.trainer.rollout.router import Router
@@ -110,18 +109,13 @@ async def train(
     """
     now = asyncio.get_running_loop().time
     account = progress.account
-    buffer = SampleBuffer(
-        num_groups=config.num_groups, async_ratio=config.async_ratio, policy_version=progress.policy_version
-    )
     scheduler = Scheduler(
+        config,
         task_id=parts.task_id,
         placement=parts.placement,
         new_agent=parts.new_agent,
-        buffer=buffer,
         account=account,
-        group_size=config.group_size,
-        num_slots=config.num_slots,
-        deadlines=config.deadlines,
+        policy_version=progress.policy_version,
         seed=seed,
         first_group=progress.next_group,
         restart=progress.restart,
@@ -134,21 +128,19 @@ async def train(
     try:
         async with asyncio.TaskGroup() as tasks:
             rollout = tasks.create_task(scheduler.run(), name="rollout")
-            gauges = tasks.create_task(_watch(scheduler, buffer, parts.router, recorder), name="gauges")
+            gauges = tasks.create_task(_watch(scheduler, parts.router, recorder), name="gauges")
             while progress.policy_version < num_updates and progress.train_s < max_train_s:
                 wait_s = now()
-                for group in buffer.evict_stale():
-                    account.stale += len(group.trajectories)
-                groups = await buffer.take()
+                groups = await scheduler.next_batch()
                 start_s = now()
                 num_training = sum(len(group.trajectories) for group in groups)
                 statistics = await parts.learner.train(make_batch(groups))
                 trained_s = now()
-                account.trained += num_training
+                scheduler.collector.trained(groups)
                 num_training = 0
                 progress.policy_version += 1
                 await _publish(parts, progress.policy_version, recorder)
-                buffer.publish(progress.policy_version)
+                scheduler.buffer.publish(progress.policy_version)
                 end_s = now()
                 account.check(scheduler.num_in_flight)
 
@@ -156,10 +148,7 @@ async def train(
                 recorder.span("learner", "train", start_s, trained_s, policy_version=progress.policy_version)
                 recorder.span("learner", "publish", trained_s, end_s, policy_version=progress.policy_version)
                 progress.train_s = end_s - began_s
-                progress.next_group, progress.restart = (
-                    scheduler.next_group,
-                    sorted([*scheduler.to_restart, *buffer.outstanding]),
-                )
+                progress.next_group, progress.restart = scheduler.next_group, scheduler.outstanding
                 metrics = {
                     **describe(groups, progress.policy_version - 1),
                     **{f"learner/{name}": value for name, value in statistics.items()},
@@ -175,6 +164,7 @@ async def train(
                     "account/cancelled": account.cancelled,
                     "account/in_flight": scheduler.num_in_flight,
                 }
+                scheduler.collector.shares.report(recorder)
                 recorder.metrics(metrics, policy_version=progress.policy_version)
                 await after_update(metrics)
             rollout.cancel()
@@ -182,7 +172,7 @@ async def train(
     except BaseExceptionGroup as group:
         raise unwrap(group) from group
     finally:
-        account.cancelled += num_training + buffer.num_samples
+        account.cancelled += num_training + scheduler.buffer.num_samples
     account.check(0)
 
 
@@ -214,11 +204,11 @@ async def _publish(parts: Parts, policy_version: int, recorder: Recorder) -> Non
     recorder.histogram("publish_seconds", now() - start_s)
 
 
-async def _watch(scheduler: Scheduler, buffer: SampleBuffer, router: Router, recorder: Recorder) -> None:
+async def _watch(scheduler: Scheduler, router: Router, recorder: Recorder) -> None:
     """Record, twice a second, what the rollout side is doing: the other half of the timeline."""
     now = asyncio.get_running_loop().time
     while True:
         await asyncio.sleep(_GAUGE_INTERVAL_S)
         recorder.gauge("running_episodes", scheduler.num_running, at_s=now())
-        recorder.gauge("complete_groups", buffer.num_complete, at_s=now())
+        recorder.gauge("complete_groups", scheduler.buffer.num_complete, at_s=now())
         recorder.gauge("sampled_tokens", router.num_sampled_tokens, at_s=now())

@@ -180,11 +180,12 @@ class Run:
         config = self.config
         async with AsyncExitStack() as stack:
             engines = [LocalEngine(config.engine_config) for _ in range(config.num_engines)]
-            router = Router(engines, recorder=self._recorder)
+            rollout = config.rollout
+            router = Router(engines, recorder=self._recorder, replicate=rollout.replicate, interrupt=rollout.interrupt)
             stack.push_async_callback(router.close)
             learner = DeepSpeedLearner(config.learner_config, checkpoint=checkpoint, log_folder=self.folder / "logs")
             stack.push_async_callback(learner.close)
-            placement = self._place(self._env, config.rollout.num_slots)
+            placement = self._place(self._env, rollout.num_slots)
             stack.push_async_callback(placement.close)
             async with asyncio.TaskGroup() as starting:
                 starting.create_task(learner.start())

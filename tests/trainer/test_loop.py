@@ -18,7 +18,7 @@ from rollcage.trainer.learner.scripted import ScriptedLearner
 from rollcage.trainer.loop import Parts, Progress, RolloutConfig, train
 from rollcage.trainer.rollout.episode import Message
 from rollcage.trainer.rollout.router import Router
-from rollcage.trainer.rollout.scheduler import NothingSucceeds
+from rollcage.trainer.rollout.collector import NothingSucceeds
 from rollcage.trainer.rollout.seeding import key_seed
 from rollcage.trainer.types import Segment, Trajectory
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from rollcage.recorder import NullRecorder, Recorder
 from rollcage.trainer.engines.base import Engine, EngineDied, Weights
+from rollcage.trainer.rollout.loads import Loads
 from rollcage.trainer.types import Generation, Request
 
 T = TypeVar("T")
@@ -29,29 +30,41 @@ class Router:
 
     Args:
         engines: the replicas.
-        recorder: gets the counters ``sampled_tokens``, ``requests`` and ``engine_deaths`` and the gauge
-            ``engine_live_requests`` (running and waiting, of each replica).
+        recorder: gets the counters ``sampled_tokens``, ``requests``, ``discarded_tokens``, ``restarted_requests`` and
+            ``engine_deaths`` and the gauge ``engine_live_requests`` (running and waiting, of each replica).
+        replicate: whether siblings spread; False keeps all turns of a group on one replica.
+        interrupt: what publishing does to requests in flight, those that wait in the engine included. "continue": they
+            go on with the new weights; "abort": they are aborted and start again from their prompt; "wait": they come
+            to their end first, and those that come meanwhile wait until the weights are there.
     """
 
-    def __init__(self, engines: Sequence[Engine], *, recorder: Recorder | None = None) -> None:
+    def __init__(
+        self,
+        engines: Sequence[Engine],
+        *,
+        recorder: Recorder | None = None,
+        replicate: bool = True,
+        interrupt: Literal["continue", "abort", "wait"] = "continue",
+    ) -> None:
         if not engines:
             raise ValueError("a router needs at least one engine")
         self.num_sampled_tokens = 0
+        self.policy_version = min(engine.policy_version for engine in engines)
+        """The version that all live replicas have reached: what a new trajectory may start with."""
         self._engines = list(engines)
         self._live = dict(enumerate(self._engines))
+        self._loads = Loads(self._live)
         self._recorder = recorder or NullRecorder()
+        self._replicate, self._interrupt = replicate, interrupt
         self._requests: dict[str, int] = {}
+        self._to_restart: set[str] = set()
+        self._at_gate: dict[str, bool] = {}  # request -> whether it was aborted there
+        self._gate = asyncio.Event()
+        self._gate.set()
+        self._drained = asyncio.Event()
         self._homes: OrderedDict[str, int] = OrderedDict()
-        self._siblings: OrderedDict[str, list[int]] = OrderedDict()
-        self._last_version = 0
+        self._siblings: OrderedDict[str, dict[int, int]] = OrderedDict()
         self._last_gauge_s = float("-inf")
-
-    @property
-    def policy_version(self) -> int:
-        """The oldest version among the live replicas: what a new trajectory may start with."""
-        if self._live:
-            self._last_version = min(engine.policy_version for engine in self._live.values())
-        return self._last_version
 
     @property
     def max_context_tokens(self) -> int:
@@ -78,26 +91,56 @@ class Router:
         Raises:
             EngineDied: the replica died with this request, or none is left.
         """
-        index = self._choose(request)
-        self._requests[request.id] = index
-        self._observe()
-        try:
-            generation = await self._engines[index].generate(request)
-        except EngineDied as error:
-            self._bury(index, error)
-            raise
-        finally:
-            del self._requests[request.id]
+        while True:
+            if not self._gate.is_set() and await self._wait_at_gate(request):
+                return Generation([], [], [], "abort")
+            try:
+                index, generation = await self._generate(request)
+                restart = request.id in self._to_restart and generation.finish_reason == "abort"
+            finally:
+                self._to_restart.discard(request.id)
+            if not restart:
+                break
+            self._recorder.counter("restarted_requests", engine=str(index))
+            self._recorder.counter("discarded_tokens", len(generation.token_ids), engine=str(index))
         self.num_sampled_tokens += len(generation.token_ids)
         self._recorder.counter("sampled_tokens", len(generation.token_ids), engine=str(index))
         self._recorder.counter("requests", finish_reason=generation.finish_reason, engine=str(index))
         return generation
 
+    async def _generate(self, request: Request) -> tuple[int, Generation]:
+        index = self._choose(request)
+        self._requests[request.id] = index
+        self._loads.change(index, 1)
+        self._observe()
+        try:
+            return index, await self._engines[index].generate(request)
+        except EngineDied as error:
+            self._bury(index, error)
+            raise
+        finally:
+            del self._requests[request.id]
+            self._loads.change(index, -1)
+            if not self._requests:
+                self._drained.set()
+
+    async def _wait_at_gate(self, request: Request) -> bool:
+        """Wait while weights are being published; returns whether the request was aborted meanwhile."""
+        self._at_gate[request.id] = False
+        try:
+            await self._gate.wait()
+            return self._at_gate[request.id]
+        finally:
+            del self._at_gate[request.id]
+
     async def abort(self, request_id: str) -> None:
         """End a request early; see `Engine.abort`."""
+        self._to_restart.discard(request_id)
         index = self._requests.get(request_id)
         if index is not None:
             await self._engines[index].abort(request_id)
+        elif request_id in self._at_gate:
+            self._at_gate[request_id] = True
 
     async def pause(self) -> None:
         """Pause all replicas."""
@@ -114,11 +157,43 @@ class Router:
             EngineError: a replica refused the weights.
             EngineDied: no replica is left.
         """
+        if self._interrupt == "continue":
+            await self._publish(weights, policy_version)
+            return
+        self._gate.clear()
+        try:
+            if self._interrupt == "abort":
+                await self._abort_all()
+            self._drained.clear()
+            while self._requests:  # their callers' deadlines bound this
+                await self._drained.wait()
+                self._drained.clear()
+            await self._publish(weights, policy_version)
+        finally:
+            self._gate.set()
+
+    async def _publish(self, weights: Weights, policy_version: int) -> None:
         await self._on_all(lambda engine: engine.publish(weights, policy_version))
+        self.policy_version = policy_version
+
+    async def _abort_all(self) -> None:
+        """Abort all requests that the replicas have, to start them again when the gate opens."""
+        self._to_restart.update(self._requests)
+        by_engine: dict[int, list[str]] = {}
+        for request_id, index in self._requests.items():
+            by_engine.setdefault(index, []).append(request_id)
+
+        async def abort(index: int) -> None:
+            try:
+                for request_id in by_engine[index]:
+                    await self._engines[index].abort(request_id)
+            except EngineDied as error:
+                self._bury(index, error)
+
+        await asyncio.gather(*map(abort, by_engine))
 
     async def close(self) -> None:
         """Close all replicas, dead ones too; an error is raised once all have been tried. Idempotent."""
-        self._last_version = self.policy_version
         self._live.clear()  # what is in flight ends now, and is no death
         results = await asyncio.gather(*(engine.close() for engine in self._engines), return_exceptions=True)
         for result in results:
@@ -128,17 +203,19 @@ class Router:
     def _choose(self, request: Request) -> int:
         if not self._live:
             raise EngineDied("no engine replica is left")
-        home = self._homes.get(request.affinity)
+        whole_group = bool(request.group) and not self._replicate
+        affinity = f"group {request.group}" if whole_group else request.affinity
+        home = self._homes.get(affinity) if affinity else None
         if home in self._live:
-            self._homes.move_to_end(request.affinity)
+            self._homes.move_to_end(affinity)
             return home
-        siblings = self._siblings.get(request.group, [0] * len(self._engines))
-        index = min(self._live, key=lambda index: (siblings[index], self._live[index].num_live, index))
+        siblings = self._siblings.get(request.group, {})
+        index = self._loads.least(siblings)
         if request.group:
-            siblings[index] += 1
+            siblings[index] = siblings.get(index, 0) + 1
             _remember(self._siblings, request.group, siblings)
-        if request.affinity:
-            _remember(self._homes, request.affinity, index)
+        if affinity:
+            _remember(self._homes, affinity, index)
         return index
 
     async def _on_all(self, action: Callable[[Engine], Awaitable[None]]) -> None:
@@ -156,6 +233,7 @@ class Router:
 
     def _bury(self, index: int, error: EngineDied) -> None:
         if self._live.pop(index, None) is not None:
+            self._loads.remove(index)
             self._recorder.counter("engine_deaths", engine=str(index))
             self._recorder.event("engine_died", engine=index, message=str(error), num_left=len(self._live))
 
