@@ -52,6 +52,14 @@ def run_images(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--python", default=BASE_PYTHON, help=f"version of Python, with build base; default {BASE_PYTHON}"
     )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FOLDER",
+        help="published data that environments read, such as data/alfworld; with build env; can be repeated",
+    )
     parser.add_argument("--source", choices=["auto", "registry", "debootstrap"], default="auto", help="default auto")
     parser.add_argument("--rebuild", action="store_true", help="even where it is there")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
@@ -81,7 +89,7 @@ def _build(args: argparse.Namespace) -> None:
                     build_base(endpoint, python=args.python, source=args.source, rebuild=args.rebuild, progress=say)
                 )
             elif args.what == "env":
-                given = {"extras": args.extra, "requirements": args.requirement}
+                given = {"extras": args.extra, "requirements": args.requirement, "data": args.data}
                 image = _run(build_env(endpoint, **given, rebuild=args.rebuild, progress=say))
             else:
                 image = _run(build_bare(endpoint))

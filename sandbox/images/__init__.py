@@ -7,6 +7,8 @@ ENV_IMAGE = "rollcage-env"
 """The base image with Rollcage itself: environments run inside."""
 ENV_PYTHON = "/opt/rollcage/bin/python"
 """The interpreter there that has it."""
+ENV_DATA = "/opt/rollcage-data"
+"""Where environments there find published data."""
 BASE_PYTHON = "3.11"
 """The Python of the base image, whichever way that was made."""
 

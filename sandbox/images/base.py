@@ -13,7 +13,7 @@ from rollcage.sandbox.errors import ImageMissing
 from rollcage.sandbox.images import BASE_PYTHON, base_image
 from rollcage.sandbox.images.debootstrap import SUITES, bootstrap
 from rollcage.sandbox.images.importing import add_file, has_recipe
-from rollcage.sandbox.images.running import Progress
+from rollcage.sandbox.images.running import Progress, silent
 
 from aiodocker import DockerError, DockerStreamError  # isort: skip  (docker_api says how to get it where it is missing)
 
@@ -28,10 +28,6 @@ command -v python >/dev/null || ln -s /usr/bin/python3 /usr/local/bin/python
 rm -rf /var/cache/apt/archives/*.deb /var/lib/apt/lists/* /usr/share/doc/* /usr/share/man/* /usr/share/locale/*
 """
 _INSTALL = "RUN apt-get update && apt-get install -y --no-install-recommends ca-certificates git patch procps"
-
-
-def silent(_line: str) -> None:
-    """Show no progress."""
 
 
 async def build_base(

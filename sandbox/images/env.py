@@ -8,25 +8,24 @@ import json
 import os
 import platform
 import sys
-import tarfile
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
 from rollcage import errors
-from rollcage.sandbox.drivers.docker_api import DEFAULT_ENDPOINT, Engine, one_line
+from rollcage.sandbox.drivers.docker_api import DEFAULT_ENDPOINT, Engine
 from rollcage.sandbox.drivers.docker_config import LABEL_RECIPE
 from rollcage.sandbox.errors import ImageMissing
-from rollcage.sandbox.images import BASE_IMAGE, BASE_PYTHON, ENV_IMAGE, ENV_PYTHON
-from rollcage.sandbox.images.base import build_base, silent
-from rollcage.sandbox.images.importing import add_file, has_recipe
-from rollcage.sandbox.images.running import Progress, run
+from rollcage.sandbox.images import BASE_IMAGE, BASE_PYTHON, ENV_DATA, ENV_IMAGE, ENV_PYTHON
+from rollcage.sandbox.images.base import build_base
+from rollcage.sandbox.images.building import build_image, machine
+from rollcage.sandbox.images.importing import has_recipe
+from rollcage.sandbox.images.running import Progress, run, silent
 
 _PACKAGE = Path(errors.__file__).parent
 _LABEL_PART = "rollcage.env"
 """On the image, and on what its building leaves behind: that, and the one before, are removed."""
-_CHUNK_BYTES = 1 << 20
 
 
 async def build_env(
@@ -34,6 +33,7 @@ async def build_env(
     *,
     extras: Sequence[str] = (),
     requirements: Sequence[Path] = (),
+    data: Sequence[Path] = (),
     image: str = ENV_IMAGE,
     rebuild: bool = False,
     progress: Progress = silent,
@@ -47,6 +47,7 @@ async def build_env(
         endpoint: of the Docker daemon.
         extras: of Rollcage, that the environments need, such as "math".
         requirements: files of further, pinned requirements, taken as they are, without what those require in turn.
+        data: folders of published data, such as ``data/alfworld``, which environments inside find by their names.
         image: its name.
         rebuild: make it even where it is there.
         progress: is given a line now and then.
@@ -63,7 +64,7 @@ async def build_env(
     try:
         async with engine.call(f"look for {BASE_IMAGE}") as docker:
             base_id = (await docker.images.inspect(BASE_IMAGE))["Id"]
-        recipe = await asyncio.to_thread(_recipe, base_id, sorted(set(extras)), requirements)
+        recipe = await asyncio.to_thread(_recipe, base_id, sorted(set(extras)), requirements, data)
         if not rebuild and await has_recipe(engine, image, recipe):
             progress(f"{image} is there")
             return image
@@ -73,15 +74,17 @@ async def build_env(
             for command in _pip(sorted(set(extras)), requirements, wheels):
                 await run(command, image, silent, ends_at_s - loop.time())
             progress(f"installing {len(list(wheels.iterdir()))} wheels into {image}, without network")
-            context = Path(folder) / "context.tar"
-            await asyncio.to_thread(_pack, context, wheels, recipe)
-            await _build(engine, context, image, ends_at_s - loop.time())
+            nothing = Path(folder) / "data"
+            nothing.mkdir()
+            folders = {"wheels": wheels, "data": nothing, **{f"data/{path.name}": path for path in data}}
+            left_s = ends_at_s - loop.time()
+            await build_image(engine, image, _dockerfile(recipe), folders, label=_LABEL_PART, timeout_s=left_s)
         return image
     finally:
         await engine.close()
 
 
-def _recipe(base_id: str, extras: Sequence[str], requirements: Sequence[Path]) -> str:
+def _recipe(base_id: str, extras: Sequence[str], requirements: Sequence[Path], data: Sequence[Path]) -> str:
     """Return what tells this image from one of another base, of other extras, or of another state of the environments.
 
     What else the package has (the trainer, the manager) does not run inside.
@@ -93,6 +96,11 @@ def _recipe(base_id: str, extras: Sequence[str], requirements: Sequence[Path]) -
         for folder, folders, names in os.walk(_PACKAGE / "envs", followlinks=True):
             folders[:] = sorted(name for name in folders if name != "__pycache__")
             files += [(os.path.relpath(path, _PACKAGE), path) for name in sorted(names) if (path := Path(folder, name))]
+        for folder in data:
+            if not folder.is_dir():
+                raise ImageMissing(f"{folder}: there is no such folder of data.")
+            found = (path for path in sorted(folder.rglob("*")) if path.is_file())
+            files += [(f"data/{path.relative_to(folder.parent)}", path) for path in found]
         if (checkout := _checkout()) is not None:
             files.append(("pyproject.toml", checkout / "pyproject.toml"))
         for name, path in files:
@@ -119,9 +127,8 @@ def _pip(extras: Sequence[str], requirements: Sequence[Path], wheels: Path) -> l
         commands: list[tuple[str, ...]] = [(*build, wanted)]
         return commands + [(*build, "--no-deps", "--requirement", str(path)) for path in requirements]
     # Another interpreter than the image's: what has to be compiled cannot be had here.
-    machine = {"arm64": "aarch64", "AMD64": "x86_64"}.get(platform.machine(), platform.machine())
     tags = [
-        tag for glibc in ("2014", "_2_17", "_2_28", "_2_34") for tag in ("--platform", f"manylinux{glibc}_{machine}")
+        tag for glibc in ("2014", "_2_17", "_2_28", "_2_34") for tag in ("--platform", f"manylinux{glibc}_{machine()}")
     ]
     fetch = (
         *pip,
@@ -153,40 +160,8 @@ def _dockerfile(recipe: str) -> str:
         f"RUN python3 -m venv {home} && {install} && {ENV_PYTHON} -P -c 'import rollcage.envs.worker'",
         f"FROM {BASE_IMAGE}",
         f"COPY --from=build {home} {home}",
+        f"COPY data {ENV_DATA}",
+        f"ENV ROLLCAGE_DATA={ENV_DATA}",
         f'LABEL {_LABEL_PART}=1 {LABEL_RECIPE}="{recipe}"',
     )
     return "\n".join(lines) + "\n"
-
-
-def _pack(context: Path, wheels: Path, recipe: str) -> None:
-    with tarfile.open(context, mode="w") as archive:
-        add_file(archive, "Dockerfile", _dockerfile(recipe).encode())
-        for wheel in sorted(wheels.iterdir()):
-            member = tarfile.TarInfo(f"wheels/{wheel.name}")
-            member.size = wheel.stat().st_size  # no time, no owner: so that Docker knows it again
-            with wheel.open("rb") as file:
-                archive.addfile(member, file)
-
-
-async def _build(engine: Engine, context: Path, image: str, timeout_s: float) -> None:
-    what = f"build {image}"
-    query = [("t", image), ("networkmode", "none"), ("forcerm", "1")]
-    async with engine.call(what, timeout_s=timeout_s):
-        async with await engine.request("POST", "build", query=query, data=_chunks(context)) as response:
-            said = ""
-            async for line in response.content:
-                answer = json.loads(line)
-                said = str(answer.get("stream", "")).strip() or said
-                if "error" in answer:
-                    raise ImageMissing(
-                        f"{engine.endpoint} did not {what}: {one_line(answer['error'])}: {one_line(said)}"
-                    )
-        unused = json.dumps({"dangling": ["true"], "label": [_LABEL_PART]})
-        async with await engine.request("POST", "images/prune", query=[("filters", unused)]) as response:
-            await response.read()
-
-
-async def _chunks(path: Path) -> AsyncIterator[bytes]:
-    with path.open("rb") as file:
-        while chunk := await asyncio.to_thread(file.read, _CHUNK_BYTES):
-            yield chunk

@@ -14,6 +14,10 @@ Progress = Callable[[str], None]
 """Takes one line without its end."""
 
 
+def silent(_line: str) -> None:
+    """Show no progress."""
+
+
 async def run(command: Sequence[str], image: str, progress: Progress, timeout_s: float) -> None:
     """Run a command, and show every line that it writes; ``image`` is what it is for.
 
