@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from rollcage.trainer.learner.config import LearnerConfig
+from rollcage.trainer.learner.lora import base_name
 
 
 def join_ranks(rank: int, world_size: int, store: TCPStore, timeout_s: float) -> None:
@@ -40,13 +42,15 @@ def join_ranks(rank: int, world_size: int, store: TCPStore, timeout_s: float) ->
 
 
 def make_engine(module: nn.Module, config: LearnerConfig) -> Any:
-    """Return the DeepSpeed engine around ``module``, with AdamW and a linear warm-up."""
+    """Return the DeepSpeed engine around ``module``, with AdamW and a schedule of its learning rate."""
     import deepspeed
 
-    matrices = [weight for weight in module.parameters() if weight.ndim >= 2]
-    others = [weight for weight in module.parameters() if weight.ndim < 2]
+    trained = [weight for weight in module.parameters() if weight.requires_grad]
+    matrices = [weight for weight in trained if weight.ndim >= 2]
+    others = [weight for weight in trained if weight.ndim < 2]
+    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}],
+        [group for group in groups if group["params"]],
         lr=config.lr,
         betas=config.betas,
         fused=True,
@@ -54,13 +58,14 @@ def make_engine(module: nn.Module, config: LearnerConfig) -> Any:
     engine, _, _, _ = deepspeed.initialize(
         model=module,
         optimizer=optimizer,
-        lr_scheduler=_schedule(config),
+        lr_scheduler=schedule(config),
         config={
             "train_micro_batch_size_per_gpu": 1,
             "gradient_accumulation_steps": 1,  # `backward` sets the boundaries
             "gradient_clipping": 0.0 if _clips_itself(config) else config.max_grad_norm,
-            "zero_optimization": {"stage": config.zero_stage},
+            "zero_optimization": {"stage": config.zero_stage, **_offload(config)},
             "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,  # its own would be compiled first, and differs from torch's
             "bf16": {"enabled": config.dtype == "bfloat16"},
             "steps_per_print": None,
         },
@@ -105,37 +110,48 @@ def sum_over_ranks(tensor: Tensor) -> Tensor:
 
 
 def named_weights(policy: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield parameters and saved buffers under their names in ``state_dict``, tied ones once."""
+    """Yield parameters and saved buffers under their names in ``state_dict``, tied ones once; adapters have none."""
     parameters = dict(policy.named_parameters())
-    yield from parameters.items()
     tied = {name for name, _ in policy.named_parameters(remove_duplicate=False)}
     saved = policy.state_dict(keep_vars=True)
-    yield from ((name, buffer) for name, buffer in policy.named_buffers() if name in saved and name not in tied)
+    buffers = ((name, buffer) for name, buffer in policy.named_buffers() if name in saved and name not in tied)
+    for name, weight in itertools.chain(parameters.items(), buffers):
+        if own := base_name(name):
+            yield own, weight
 
 
 @contextmanager
-def whole(weight: Tensor, config: LearnerConfig) -> Iterator[Tensor]:
-    """Give the whole of a weight that ZeRO 3 divides among the ranks; all ranks must ask, for one after the other."""
+def whole(weights: Sequence[Tensor], config: LearnerConfig) -> Iterator[None]:
+    """Have weights that ZeRO 3 divides among the ranks whole for a while; all ranks must ask for the same."""
     if config.zero_stage < 3:
-        yield weight.detach()
+        yield
         return
     import deepspeed
 
-    with deepspeed.zero.GatheredParameters([weight]):
-        yield weight.detach()
+    with deepspeed.zero.GatheredParameters(list(weights)):
+        yield
 
 
-def _schedule(config: LearnerConfig) -> Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]:
-    """Linear warm-up, then, where ``decay_steps`` says so, a linear fall."""
+def schedule(config: LearnerConfig) -> Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]:
+    """Linear warm-up, then, where ``decay_steps`` says so, a fall that is linear or half a cosine wave."""
 
     def share(step: int) -> float:
         if step < config.warmup_steps:
             return (step + 1) / config.warmup_steps
         if not config.decay_steps:
             return 1.0
-        return max(0.0, 1.0 - (step - config.warmup_steps) / config.decay_steps)
+        done = min(1.0, (step - config.warmup_steps) / config.decay_steps)
+        left = 1.0 - done if config.decay == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+        return config.min_lr_share + (1.0 - config.min_lr_share) * left
 
     return lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, share)
+
+
+def _offload(config: LearnerConfig) -> dict[str, Any]:
+    """What of ZeRO's state waits in the host's memory: see `LearnerConfig.offload`."""
+    waits = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
+    parts = {"none": (), "optimizer": ("offload_optimizer",), "all": ("offload_optimizer", "offload_param")}
+    return {part: dict(waits) for part in parts[config.offload]}
 
 
 def _clips_itself(config: LearnerConfig) -> bool:

@@ -158,7 +158,8 @@ class DeepSpeedLearner:
 
 def _division(config: LearnerConfig) -> dict[str, Any]:
     """Return what the files of a checkpoint's optimiser state depend on."""
-    return {"num_ranks": config.num_ranks, "zero_stage": config.zero_stage, "dtype": config.dtype}
+    lora = {"lora_rank": config.lora_rank} if config.lora_rank else {}
+    return {"num_ranks": config.num_ranks, "zero_stage": config.zero_stage, "dtype": config.dtype, **lora}
 
 
 def _check_division(folder: Path, config: LearnerConfig) -> None:

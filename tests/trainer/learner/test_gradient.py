@@ -29,6 +29,8 @@ def configs(model: Path, num_ranks: int) -> dict[str, LearnerConfig]:
     for stage in (0, 2, 3):
         small = LearnerConfig(zero_stage=stage, micro_batch_tokens=20, **common)
         plain[f"zero {stage}, small micro-batches"] = small
+    plain["zero 2, optimiser offloaded"] = LearnerConfig(zero_stage=2, offload="optimizer", **common)
+    plain["zero 3, all offloaded"] = LearnerConfig(zero_stage=3, offload="all", **common)
     plain["checkpointing"] = LearnerConfig(gradient_checkpointing=True, **common)
     bonus = {"entropy_coef": 0.01, "loss": "ppo", "loss_options": {"e_hi": 0.28}}
     return {
