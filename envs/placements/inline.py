@@ -61,7 +61,7 @@ def _serve(config: EnvConfig, jobs: SimpleQueue[_Job | None]) -> None:
         try:
             loop.call_soon_threadsafe(_settle, answer, result, error)
         except RuntimeError:
-            return  # the loop is closed: nobody waits any more
+            break  # the loop is closed: nobody waits any more
         del job, result, error, answer
     if instance is not None:
         with contextlib.suppress(BaseException):  # nobody waits any more for what close() might say

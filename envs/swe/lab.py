@@ -46,7 +46,7 @@ class Lease:
             lab = _labs.get(key)
             if lab is None or lab.pid != os.getpid():  # after a fork it is the parent's
                 lab = _labs[key] = _Lab(key)
-            lab.num_leases += 1
+            lab.leased.append(self._boxes)
         lab.sweep()
         self._lab: _Lab | None = lab
         self._abandoned = weakref.finalize(self, lab.abandoned.append, self._boxes)
@@ -79,7 +79,8 @@ class _Lab:
 
     def __init__(self, endpoints: tuple[str, ...]) -> None:
         self.pid = os.getpid()
-        self.num_leases = 0
+        self.leased: list[dict[str, SyncSandbox]] = []
+        """Of every lease, those that nobody closed included."""
         self.abandoned: deque[dict[str, SyncSandbox]] = deque()
         """Of leases that nobody closed: a finalizer may run in any thread, and must not wait."""
         self._claim: TextIOWrapper | None = None
@@ -121,13 +122,10 @@ class _Lab:
         """End a lease: its sandboxes, and with the last one the manager."""
         if self.pid != os.getpid():
             return
-        for box in [*boxes.values()]:
-            with suppress(SandboxError):
-                box.delete()
-        boxes.clear()
+        _delete(boxes)
         with _lock:
-            self.num_leases -= 1
-            if self.num_leases == 0 and not self.abandoned:
+            self.leased = [others for others in self.leased if others is not boxes]
+            if not self.leased:
                 self.close()
 
     def close(self) -> None:
@@ -138,10 +136,9 @@ class _Lab:
             if _labs.get(self._key) is self:
                 del _labs[self._key]
             atexit.unregister(self.close)
-            for boxes in self.abandoned:
-                for box in boxes.values():
-                    with suppress(SandboxError):
-                        box.delete()
+            for boxes in self.leased:  # at the interpreter's end there may be some
+                _delete(boxes)
+            self.leased.clear()
             self.abandoned.clear()
             self.sandboxes.close()
             self._let_go()
@@ -150,6 +147,13 @@ class _Lab:
         if self._claim is not None:
             self._claim.close()
             self._claim = None
+
+
+def _delete(boxes: dict[str, SyncSandbox]) -> None:
+    for box in [*boxes.values()]:
+        with suppress(SandboxError):
+            box.delete()
+    boxes.clear()
 
 
 def _claim(root: Path) -> tuple[Path, TextIOWrapper]:

@@ -16,6 +16,7 @@ from rollcage.envs.swe import lab
 from rollcage.envs.swe.grading import run_unittest
 from rollcage.envs.tools import write_call
 from rollcage.errors import UserError
+from rollcage.sandbox.drivers.base import LABEL_MANAGER
 
 ID = "rollcage/SWEMini-v0"
 TASK = {"task": "test/mini__spans-1"}
@@ -147,6 +148,15 @@ def test_what_a_killed_process_left_is_deleted_by_the_next_one(docker):
         env.reset(options=TASK)
         env.step(bash("true"))
         assert len(env._lease._lab.sandboxes.list_sandboxes()) == 1, "its own"
+
+
+def test_a_process_that_ends_without_closing_leaves_nothing(docker, manager_id):
+    program = _KILLED.replace("os.kill(os.getpid(), signal.SIGKILL)", "")
+    done = subprocess.run((sys.executable, "-c", program, docker), capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
+    label = f"label={LABEL_MANAGER}={manager_id}"
+    command = ("docker", "-H", docker, "ps", "-aq", "--filter", label)
+    assert subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout == ""
 
 
 def test_two_processes_have_managers_of_their_own(state):
