@@ -18,6 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "data": ("rollcage.envs.cli", "find published data that take preparing, and prepare them"),
     "eval": ("rollcage.trainer.cli", "evaluate a policy on an environment"),
     "train": ("rollcage.trainer.cli", "train a language model with asynchronous reinforcement learning"),
+    "simulate": ("rollcage.trainer.simulation.cli", "predict a run's throughput in virtual time, and what to choose"),
     "replay": ("rollcage.trainer.cli", "re-run recorded trajectories and show the first difference"),
     "sandbox": (
         "rollcage.sandbox.cli",

@@ -27,12 +27,14 @@ class Speed:
         load_token_s: seconds more for every further request that runs beside it.
         first_token_s: seconds before a request's first token, in its slot.
         publish_s: seconds that taking new weights holds all requests up.
+        contention: how many times as long a token takes while the learner trains, where both share one machine.
     """
 
     token_s: float
     load_token_s: float = 0.0
     first_token_s: float = 0.0
     publish_s: float = 0.0
+    contention: float = 1.0
 
     def slower(self, factor: float) -> Speed:
         """Return the speed of a replica that takes ``factor`` times as long for its tokens."""
@@ -96,6 +98,7 @@ class SimulatedEngine:
         self._timer: asyncio.TimerHandle | None = None
         self._died: EngineDied | None = None
         self._paused = False
+        self._factor = 1.0
 
     @property
     def num_live(self) -> int:
@@ -160,6 +163,12 @@ class SimulatedEngine:
         self.policy_version = policy_version
         self._published.append((self._progress, policy_version))
 
+    def contend(self, is_training: bool) -> None:
+        """Note that the learner begins or ends to train on the same machine."""
+        self._advance()
+        self._factor = self._speed.contention if is_training else 1.0
+        self._plan()
+
     async def close(self) -> None:
         """Requests in flight get EngineDied; idempotent."""
         self.die("the engine was closed")
@@ -180,7 +189,7 @@ class SimulatedEngine:
             raise EngineDied(str(self._died))
 
     def _token_s(self) -> float:
-        return self._speed.token_s + self._speed.load_token_s * max(len(self._running) - 1, 0)
+        return self._factor * (self._speed.token_s + self._speed.load_token_s * max(len(self._running) - 1, 0))
 
     def _advance(self) -> None:
         """Bring the progress up to now; before anything changes who runs or how fast."""

@@ -12,7 +12,8 @@ from typing import Any
 from rollcage.recorder import NullRecorder, Recorder
 from rollcage.trainer.clock import run_virtual
 from rollcage.trainer.engines.simulated import SimulatedEngine, Speed
-from rollcage.trainer.loop import Parts, Progress, RolloutConfig, train
+from rollcage.trainer.loop import Parts, Progress, train
+from rollcage.trainer.rollout.config import RolloutConfig
 from rollcage.trainer.rollout.policy_agent import PolicyAgent
 from rollcage.trainer.rollout.router import Router
 from rollcage.trainer.rollout.seeding import key_seed
@@ -86,6 +87,11 @@ class Cluster:
     def num_workers(self) -> int:
         """K: requests that run at once on all replicas together."""
         return self.num_replicas * self.num_slots
+
+    @property
+    def full_token_s(self) -> float:
+        """Seconds between two tokens of a request while all slots of its replica are taken."""
+        return self.speed.token_s + self.speed.load_token_s * (self.num_slots - 1)
 
     def engines(self, length: Callable[[Request], float], tokens_per_id: int) -> list[SimulatedEngine]:
         """Return the replicas, the slow ones first."""
@@ -174,7 +180,16 @@ def simulate(
         async def after_update(metrics: dict[str, float]) -> None:
             rows.append(metrics | _meters(engines))
 
-        learner = SimulatedLearner(sample_s=cluster.sample_s, update_s=cluster.update_s, publish_s=cluster.publish_s)
+        def on_training(is_training: bool) -> None:
+            for engine in engines:
+                engine.contend(is_training)
+
+        learner = SimulatedLearner(
+            sample_s=cluster.sample_s,
+            update_s=cluster.update_s,
+            publish_s=cluster.publish_s,
+            on_training=on_training,
+        )
         parts = Parts(learner, router, SimulatedPlacement(workload.env), str, new_agent)
         await train(
             config,
