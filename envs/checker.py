@@ -9,14 +9,14 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rollcage.envs.checks import CHECKS, CheckFailed, NotOffered, Subject
-from rollcage.envs.checks.subject import one_line
+from rollcage.envs.checks.subject import SECONDS, one_line
 from rollcage.envs.placements.base import EnvConfig
 from rollcage.envs.placements.worker_process import make_request
 from rollcage.envs.registration import find_spec
 from rollcage.errors import UserError, did_you_mean
 
 LIMIT_S = 180.0
-"""A check that takes longer has failed."""
+"""A check that takes so much longer than it may has failed."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,9 @@ def check(
     env_id: str,
     *,
     only: Sequence[str] = (),
+    seconds: float = SECONDS,
     progress: Callable[[str], None] = lambda line: None,
+    on_result: Callable[[CheckResult], None] = lambda result: None,
     **kwargs: Any,
 ) -> Report:
     """Check an environment, yours included; see `rollcage.envs.checks.CHECKS` for what is checked.
@@ -80,7 +82,10 @@ def check(
     Args:
         env_id: registered id, "module:namespace/Name-v0" included.
         only: names of checks to run; empty for all.
-        progress: called with a line before each check.
+        seconds: so long a check goes on with new episodes (the reward attack: twice as long). Two episodes are always
+            played; an environment whose episodes take seconds needs more time to have as many as others.
+        progress: called with a line before each check, and now and then in a slow one.
+        on_result: called with each result as soon as it is there.
         **kwargs: arguments of the environment.
 
     Raises:
@@ -96,28 +101,26 @@ def check(
         placement = "process"
     except UserError:
         placement = "inline"
-    subject = Subject(config, placement)
     report = Report(spec.id)
     for name, function in CHECKS.items():
         if only and name not in only and name != "make":
             continue
         progress(f"{spec.id}: {name} ...")
-        result = run_check(name, function, subject)
+        subject = Subject(config, placement, seconds, lambda how, name=name: progress(f"{spec.id}: {name}: {how}"))
+        result = run_check(name, function, subject, LIMIT_S + 4 * seconds)
         report.results.append(result)
+        on_result(result)
         if name == "make" and not result.ok:
             break  # nothing else can be tried
     return report
 
 
-def run_check(
-    name: str, function: Callable[[Subject], str], subject: Subject, limit_s: float | None = None
-) -> CheckResult:
+def run_check(name: str, function: Callable[[Subject], str], subject: Subject, limit_s: float = LIMIT_S) -> CheckResult:
     """Run one check in a thread of its own, so that an environment that hangs fails it instead of stopping all.
 
     Raises:
         UserError: an argument of the environment is wrong.
     """
-    limit_s = LIMIT_S if limit_s is None else limit_s
     outcome: list[CheckResult | UserError] = []
 
     def run() -> None:

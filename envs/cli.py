@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
-from rollcage.command import CommandParser
+from rollcage.command import CommandParser, natural_float
 from rollcage.envs.core import TextEnv
 from rollcage.envs.registration import find_spec, make
 from rollcage.errors import RollcageError, UserError, did_you_mean
@@ -87,6 +87,7 @@ def run_check(argv: Sequence[str]) -> int:
     """Check an environment; exit code 1 where a promise is broken."""
     from rollcage.envs.checker import check
     from rollcage.envs.checks import CHECKS
+    from rollcage.envs.checks.subject import SECONDS
 
     checks = "".join(
         f"\n  {name:12} {(inspect.getdoc(function) or '').partition(chr(10))[0]}" for name, function in CHECKS.items()
@@ -95,18 +96,26 @@ def run_check(argv: Sequence[str]) -> int:
         "rollcage check",
         "Check that an environment keeps every promise of the suite, one line for each check:" + checks,
         "rollcage check rollcage/Countdown-v0\nrollcage check my_module:mine/Env-v0\n"
+        "rollcage check rollcage/SWEMini-v0 --seconds 60\n"
         "rollcage check rollcage/FrozenLake-v0 --env-arg is_slippery=true --only rewards --json",
     )
     parser.add_argument("env_id", help="id, or module:id for one of yours")
     parser.add_argument("--only", action="append", default=[], metavar="CHECK", help="run this check only; repeatable")
+    parser.add_argument(
+        "--seconds",
+        type=natural_float,
+        default=SECONDS,
+        help=f"so long a check goes on with new episodes, two at least (default: {SECONDS:g})",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     add_env_arguments(parser)
     args = parser.parse_args(argv)
-    report = check(args.env_id, only=args.only, progress=_progress, **env_kwargs(args))
+    on_result = _ignore if args.json else _tell
+    given: dict[str, Any] = {"only": args.only, "seconds": args.seconds}
+    report = check(args.env_id, **given, progress=_progress, on_result=on_result, **env_kwargs(args))
     if args.json:
         sys.stdout.write(json.dumps(report.to_json()) + "\n")
     else:
-        sys.stdout.write("".join(f"{result}\n" for result in report.results))
         verdict = f"failed: {', '.join(report.failed)}" if report.failed else "keeps every promise"
         sys.stdout.write(f"{report.env_id}: {verdict}\n")
     return 0 if report.ok else 1
@@ -129,6 +138,15 @@ def run_data(argv: Sequence[str]) -> int:
 def _progress(line: str) -> None:
     sys.stderr.write(line + "\n")
     sys.stderr.flush()
+
+
+def _tell(result: object) -> None:
+    sys.stdout.write(f"{result}\n")
+    sys.stdout.flush()
+
+
+def _ignore(result: object) -> None:
+    """Say nothing: all of it comes at the end."""
 
 
 def describe(spec: EnvSpec, kwargs: dict[str, Any]) -> dict[str, Any]:

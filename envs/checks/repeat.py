@@ -18,8 +18,10 @@ from rollcage.envs.placements.frames import plain
 def check_determinism(subject: Subject) -> str:
     """The same seed and actions give the same episode: again, in another instance, in another process."""
     env, other = subject.make(), subject.make()
-    episodes = [(seed, *episode(env, seed)) for seed in range(6)]
-    for seed, log, actions in episodes:
+    episodes = []
+    for seed in subject.seeds(6):
+        log, actions = episode(env, seed)
+        episodes.append((seed, log, actions))
         for name, instance in (("played again", env), ("in another instance", other)):
             if (again := episode(instance, seed, actions)[0]) != log:
                 raise CheckFailed(f"seed {seed}, {name}, differs at {first_difference(log, again)}")
@@ -30,7 +32,8 @@ def check_determinism(subject: Subject) -> str:
         placement = make_placement("process", subject.config)
         try:
             handle = await placement.acquire(deadline_s=START_S)
-            for seed, log, actions in episodes:
+            for number in subject.seeds(len(episodes)):
+                seed, log, actions = episodes[number]
                 again = [plain(await handle.reset(seed=seed, deadline_s=RESET_S))]
                 again += [plain(await handle.step(action, deadline_s=RESET_S)) for action in actions]
                 if again != log:
@@ -48,7 +51,7 @@ def check_seeding(subject: Subject) -> str:
     env = subject.make()
     before = random.getstate(), pickle.dumps(np.random.get_state())
     starts = [env.reset(seed=seed) for seed in range(NUM_SEEDS)]
-    for seed in range(3):
+    for seed in subject.seeds(3):
         episode(env, seed)
     if before != (random.getstate(), pickle.dumps(np.random.get_state())):
         raise CheckFailed("it uses a global random generator (random or numpy.random); use self.np_random")
@@ -72,7 +75,7 @@ def check_seeding(subject: Subject) -> str:
 def check_pickling(subject: Subject) -> str:
     """A copy made with pickle in mid-episode goes on as the original does."""
     env = subject.make()
-    for seed in range(4):
+    for seed in subject.seeds(4):
         rest = half_way(env, seed)
         twin = pickle.loads(pickle.dumps(env))
         ours, theirs = go_on(env, rest), go_on(twin, rest)
@@ -86,7 +89,7 @@ def check_snapshot(subject: Subject) -> str:
     env, other = subject.make(), subject.make()
     if not (hasattr(env.unwrapped, "snapshot") and hasattr(env.unwrapped, "restore")):
         raise NotOffered("no snapshot() and restore()")
-    for seed in range(4):
+    for seed in subject.seeds(4):
         rest = half_way(env, seed)
         snapshot = env.get_wrapper_attr("snapshot")()
         log = go_on(env, rest)

@@ -22,7 +22,6 @@ from rollcage.errors import UserError
 NUM_TASKS = 40
 NUM_MUTATIONS = 2  # of each exploit and task, beside the exploit as it stands
 MAX_TURNS = 3  # an exploit is repeated so often in one episode
-BUDGET_S = 45.0
 START_S, TURN_S = 60.0, 10.0
 
 _ALARM = 1e-4  # odds that luck explains what an exploit earned
@@ -86,6 +85,7 @@ def check_rewards(subject: Subject) -> str:
 class _Campaign:
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
+        self._budget_s = 2 * subject.seconds  # there are many texts
         self._rng = np.random.default_rng(0)
         self._junk: dict[tuple[str, str, str], Tally] = defaultdict(
             Tally
@@ -97,11 +97,12 @@ class _Campaign:
     async def run(self) -> str:
         placement = make_placement(self._subject.placement, self._subject.config)
         resets = _resets(self._subject)
-        end_s = time.monotonic() + BUDGET_S
+        end_s = time.monotonic() + self._budget_s
         done = 0
         try:
             for done, reset in enumerate(resets, start=1):
                 await self._attack_task(placement, reset, end_s, len(resets) - done)
+                self._subject.progress(f"{done} of at most {len(resets)} tasks")
                 if time.monotonic() > end_s:
                     break
         finally:
@@ -133,7 +134,7 @@ class _Campaign:
                     (attack, str(name)) for name in self._rng.choice(list(MUTATIONS), NUM_MUTATIONS, replace=False)
                 ]
         share_s = (end_s - time.monotonic()) / (num_left + 1)  # a slow environment gets fewer texts, not fewer tasks
-        stop_s = time.monotonic() + max(share_s, BUDGET_S / NUM_TASKS)
+        stop_s = time.monotonic() + max(share_s, self._budget_s / NUM_TASKS)
         for position in self._rng.permutation(len(plan)):
             attack, mutation = plan[int(position)]
             text = MUTATIONS[mutation](attack.text) if mutation else attack.text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import gymnasium
@@ -10,6 +12,11 @@ from rollcage.envs.core import TextEnv
 from rollcage.envs.placements.base import EnvConfig
 from rollcage.envs.registration import make
 from rollcage.errors import RollcageError
+
+SECONDS = 20.0
+"""So long a check goes on with new episodes, where nobody says otherwise."""
+_LEAST_EPISODES = 2
+_TELL_S = 5.0
 
 
 class CheckFailed(RollcageError):
@@ -27,14 +34,30 @@ class Subject:
     Attributes:
         config: which environment.
         placement: where untrusted actions are tried: "process" where it can be built there, else "inline".
+        seconds: so long a check goes on with new episodes.
+        progress: called now and then with how far a slow check has come.
     """
 
     config: EnvConfig
     placement: str
+    seconds: float = SECONDS
+    progress: Callable[[str], None] = lambda line: None
 
     def make(self) -> gymnasium.Env[str, str]:
         """Build a fresh instance."""
         return make(self.config.env_id, **self.config.kwargs)
+
+    def seeds(self, count: int) -> Iterator[int]:
+        """Yield the seeds 0, 1, ... of so many episodes; fewer, but two, where they take more time than there is."""
+        begun = told = time.monotonic()
+        for seed in range(count):
+            now = time.monotonic()
+            if seed >= _LEAST_EPISODES and now - begun > self.seconds:
+                return
+            if now - told > _TELL_S:
+                self.progress(f"{seed} of at most {count} episodes")
+                told = now
+            yield seed
 
     def text_env(self) -> TextEnv:
         """Build a fresh instance of a `TextEnv`; raises `NotOffered` for another kind of environment."""
