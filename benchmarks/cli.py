@@ -17,6 +17,7 @@ BENCHMARKS: dict[str, tuple[str, str, str]] = {
     "suite": ("rollcage.benchmarks.cli", "run_suite", "a named benchmark: pass@1 and avg@k with intervals"),
     "envs": ("rollcage.benchmarks.envs.speed", "main", "environment speed, side by side with public packages"),
     "alfworld": ("rollcage.benchmarks.envs.alfworld", "main", "ALFWorld's speed, side by side with alfworld's own"),
+    "swe": ("rollcage.benchmarks.envs.swe", "main", "SWEMini's episodes beyond their tests' own time"),
     "learning": ("rollcage.benchmarks.learning", "main", "a preset trained for several seeds: gain with its spread"),
     "sandbox": ("rollcage.benchmarks.sandbox.speed", "main", "sandbox speed, side by side with public packages"),
     "endurance": (
@@ -24,11 +25,22 @@ BENCHMARKS: dict[str, tuple[str, str, str]] = {
         "main",
         "sandboxes at full size: leases, snapshots, 500 MiB",
     ),
-    "engines": ("rollcage.benchmarks.engines.speed", "main", "generation speed of the local engine"),
+    "soak": (
+        "rollcage.benchmarks.soak.soak",
+        "main",
+        "training under attack for hours, and the account of its promises",
+    ),
+    "engines": ("rollcage.benchmarks.engines.speed", "main", "generation speed of the engines"),
 }
 """Benchmark -> module, function (arguments -> exit code), and what it does."""
 
-_NEEDS = {"engines": ("torch", "train"), "sandbox": ("aiodocker", "sandbox"), "endurance": ("aiodocker", "sandbox")}
+_NEEDS = {
+    "engines": ("torch", "train"),
+    "soak": ("torch", "train"),
+    "sandbox": ("aiodocker", "sandbox"),
+    "endurance": ("aiodocker", "sandbox"),
+    "swe": ("aiodocker", "sandbox"),
+}
 """Benchmark -> module that it cannot be imported without, and the extra that brings it."""
 
 

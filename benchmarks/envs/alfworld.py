@@ -5,73 +5,37 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import random
 import statistics
 import sys
 import tempfile
-import time
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from functools import partial
-from importlib import metadata
+from importlib import metadata, resources
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from rollcage.benchmarks.envs.alfworld_play import ENV_ID, compare, memory, stock_bytes
+from rollcage.benchmarks.envs.footprint import (
+    DEADLINE_S,
+    in_own_process,
+    inline_footprint,
+    process_bytes,
+    sandbox_bytes,
+)
 from rollcage.command import CommandParser, natural, positive
 from rollcage.envs import make
-from rollcage.envs.alfworld.env import ALFWorldEnv
-from rollcage.envs.alfworld.games import DATASETS, open_game
-from rollcage.envs.alfworld.source import PLACEHOLDER, GameText
-from rollcage.envs.placements import EnvConfig, make_placement
+from rollcage.envs.alfworld.games import DATASETS, find_source
+from rollcage.envs.placements import EnvConfig, EnvHandle, Placement, SandboxPlacement, make_placement
 from rollcage.envs.tasks import sample_indices
 from rollcage.errors import require
+from rollcage.sandbox.types import SandboxSpec
 
-ENV_ID = "rollcage/ALFWorld-v0"
-WRONG = ("go to the moon", "Look", " look ", "", "take everything", "put mug 1 in/on desk 1")
-DEADLINE_S = 60.0
+if TYPE_CHECKING:
+    from rollcage.sandbox.base import Sandboxes
 
-
-class Said(NamedTuple):
-    """What an environment said to one action, or at a reset."""
-
-    observation: str
-    admissible: list[str]
-    won: bool
-
-
-class Stock:
-    """alfworld's own way to play a game: TextWorld's environment, with alfworld's names."""
-
-    def __init__(self) -> None:
-        textworld = require("textworld", "alfworld")
-        environment = require("textworld.envs.pddl", "alfworld").PddlEnv
-        names = require("alfworld.agents.environment.alfred_tw_env", "alfworld").AlfredDemangler
-        self._env = names(environment(textworld.EnvInfos(won=True, admissible_commands=True)))
-
-    def reset(self, text: GameText) -> Said:
-        """Start a game, as its own Gym environment does at every reset: load it and reset it."""
-        game = {
-            "pddl_domain": text.domain,
-            "pddl_problem": text.problem,
-            "grammar": text.grammar if text.goal is None else text.grammar.replace(PLACEHOLDER, text.goal),
-        }
-        self._env.load(game)
-        return self._said(self._env.reset())
-
-    def step(self, command: str) -> Said:
-        """Take one command."""
-        return self._said(self._env.step(command)[0])
-
-    def _said(self, state: Mapping[str, Any]) -> Said:
-        return Said(state["feedback"], state["admissible_commands"], bool(state["won"]))
-
-
-def choose_action(rng: random.Random, said: Said, plan: list[str]) -> str:
-    """Return the expert's next command (half of the time), a random admissible one, or a wrong one."""
-    kind = rng.random()
-    if kind < 0.5 and plan:
-        return plan.pop(0)
-    return rng.choice(WRONG) if kind > 0.9 else rng.choice(said.admissible)
+IMAGE = "rollcage-env-alfworld"
+NUM_CONCURRENT = 4
 
 
 def main(argv: Sequence[str]) -> int:
@@ -79,14 +43,15 @@ def main(argv: Sequence[str]) -> int:
     parser = CommandParser(
         "rollcage bench alfworld",
         "Play the same games with the same actions in alfworld's own environment and in ours, in turns, and compare\n"
-        "times and transcripts. Our translations go to a folder of their own, so that first resets are first ones.",
-        "rollcage bench alfworld\nrollcage bench alfworld --split train --games 50 --output benchmarks/results\n"
+        "times, memory and transcripts. Our translations go to a folder of their own, so that first resets are first.",
+        "rollcage bench alfworld\nrollcage bench alfworld --sandbox --split train --output benchmarks/results\n"
         "rollcage bench alfworld --dataset sample --games 6 --resets 1000",
     )
     parser.add_argument("--dataset", choices=DATASETS, default="official", help="which games (default: official)")
     parser.add_argument("--split", default="valid_unseen", help="of the games (default: valid_unseen)")
     parser.add_argument("--games", type=positive, default=20, help="how many (default: 20)")
     parser.add_argument("--steps", type=positive, default=20, help="in each game (default: 20)")
+    parser.add_argument("--sandbox", action="store_true", help="in containers too: takes Docker, builds an image once")
     parser.add_argument("--resets", type=natural, default=10_000, help="for the memory they take (default: 10000)")
     parser.add_argument("--output", type=Path, help="folder for alfworld.md and alfworld.json")
     arguments = parser.parse_args(argv)
@@ -95,7 +60,9 @@ def main(argv: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["ROLLCAGE_CACHE"] = folder
         try:
-            result = asyncio.run(measure(arguments.dataset, arguments.split, arguments.games, arguments.steps))
+            result = asyncio.run(
+                measure(arguments.dataset, arguments.split, arguments.games, arguments.steps, arguments.sandbox)
+            )
             result["memory"] = memory(arguments.dataset, arguments.split, arguments.games, arguments.resets)
         finally:
             os.environ.pop("ROLLCAGE_CACHE")
@@ -119,90 +86,64 @@ def main(argv: Sequence[str]) -> int:
     return 1 if result["different"] else 0
 
 
-async def measure(dataset: str, split: str, num_games: int, num_steps: int) -> dict[str, Any]:
-    """Return times of resets and steps (seconds, one for each game; a step's is the median) and what differed."""
+async def measure(dataset: str, split: str, num_games: int, num_steps: int, sandbox: bool) -> dict[str, Any]:
+    """Return times of resets and steps (seconds, one for each game; a step's is the median), what differed, and memory.
+
+    Args:
+        dataset, split, num_games, num_steps: what is played.
+        sandbox: in containers too.
+    """
     kwargs = {"dataset": dataset, "split": split, "instructions": False, "max_turns": None}
-    env = make(ENV_ID, **kwargs).unwrapped
-    assert isinstance(env, ALFWorldEnv)
-    stock = Stock()
-    times: dict[str, list[float]] = defaultdict(list)
-    different: list[str] = []
-    placement = make_placement("process", EnvConfig(ENV_ID, kwargs))
-    try:
-        handle = await placement.acquire(deadline_s=DEADLINE_S)
-        warm_up = env.tasks.task(split, 0)
-        env.reset(options={"task": warm_up.id})  # imports, and the pack's games are unpacked
-        for number, index in enumerate(sample_indices(env.tasks, split, num_games, seed=0)):
-            task_id = env.tasks.task(split, index).id
-            text = env.tasks.source.text(task_id)
-            rng = random.Random(number)
-
-            def timed(name: str, call: Callable[[], Any]) -> Any:
-                start = time.perf_counter()
-                value = call()
-                times[name].append(time.perf_counter() - start)
-                return value
-
-            def ours(task_id: str = task_id) -> Said:
-                observation, info = env.reset(options={"task": task_id})
-                return Said(observation, info["admissible_commands"], False)
-
-            open_game.cache_clear()
-            theirs = partial(stock.reset, text)
-            said = timed("alfworld reset", theirs) if number % 2 else None
-            first = timed("first reset", ours)
-            said = said or timed("alfworld reset", theirs)
-            open_game.cache_clear()
-            timed("reset from disk", ours)
-            timed("reset from memory", ours)
-            options = {"task": task_id}
-            await handle.reset(seed=None, options=options, deadline_s=DEADLINE_S)
-            start = time.perf_counter()
-            await handle.reset(seed=None, options=options, deadline_s=DEADLINE_S)
-            times["reset in a process"].append(time.perf_counter() - start)
-            if said != first:
-                different.append(f"{task_id}: reset")
-            plan = env.expert_plan()
-            steps: dict[str, list[float]] = defaultdict(list)
-            for turn in range(num_steps):
-                action = choose_action(rng, said, plan)
-                marks = [time.perf_counter()]
-                said = stock.step(action)
-                marks.append(time.perf_counter())
-                observation, _, won, _, info = env.step(action)
-                marks.append(time.perf_counter())
-                await handle.step(action, deadline_s=DEADLINE_S)
-                marks.append(time.perf_counter())
-                for name, begun, ended in zip(("alfworld", "ours", "in a process"), marks, marks[1:], strict=False):
-                    steps[name].append(ended - begun)
-                if said != Said(observation, info["admissible_commands"], won):
-                    different.append(f"{task_id}: turn {turn}, {action!r}")
-                    break
-                if won:
-                    break
-            for name, taken in steps.items():
-                times[f"{name} step"].append(statistics.median(taken))
-            sys.stderr.write(f"{number + 1} of {num_games}\n")
-        await handle.release()
-    finally:
-        await placement.close()
-    return {"seconds": dict(times), "different": different}
+    async with AsyncExitStack() as stack:
+        places: dict[str, EnvHandle] = {}
+        sandboxes, image = (await open_sandboxes(dataset, stack)) if sandbox else (None, "")
+        config = EnvConfig(ENV_ID, kwargs)
+        placements: dict[str, Placement] = {"in a process": make_placement("process", config)}
+        if sandboxes is not None:
+            spec = SandboxSpec(image=image)
+            placements["in a sandbox"] = SandboxPlacement(config, spec=spec, sandboxes=sandboxes)
+        for name, placement in placements.items():
+            stack.push_async_callback(placement.close)
+            places[name] = await placement.acquire(deadline_s=DEADLINE_S)
+        result = await compare(kwargs, num_games, num_steps, places)
+        for placement in placements.values():
+            await placement.close()
+        result["footprint"] = await footprint(kwargs, sandboxes, image)
+        return result
 
 
-def memory(dataset: str, split: str, num_games: int, num_resets: int) -> dict[str, int]:
-    """Return the resident memory in bytes of this process after a tenth of so many resets, and after all."""
-    env = make(ENV_ID, dataset=dataset, split=split)
-    after = {}
-    indices = sample_indices(env.unwrapped.tasks, split, num_games, seed=0)  # type: ignore[attr-defined]
-    tasks = [env.unwrapped.tasks.task(split, index).id for index in indices]  # type: ignore[attr-defined]
-    for number in range(1, num_resets + 1):
-        # Mostly games that are open already; one in ten is opened anew.
-        env.reset(options={"task": tasks[number % min(4, len(tasks)) if number % 10 else number // 10 % len(tasks)]})
-        env.step("look")
-        if number in (num_resets // 10, num_resets):
-            pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-            after[f"after {number} resets"] = pages * os.sysconf("SC_PAGE_SIZE")
-    return after
+async def open_sandboxes(dataset: str, stack: AsyncExitStack) -> tuple[Sandboxes, str]:
+    """Return a manager of our own, and an image with ALFWorld in it, and with its games."""
+    require("aiodocker", "sandbox")
+    from rollcage.sandbox.images.env import build_env
+    from rollcage.sandbox.opening import default_endpoint, open_manager
+
+    requirements = Path(str(resources.files("rollcage.envs.alfworld").joinpath("requirements.txt")))
+    folder = getattr(find_source(dataset), "folder", None)
+    data = [] if folder is None else [Path(folder)]
+    endpoint = default_endpoint()
+    image = await build_env(endpoint, requirements=[requirements], data=data, image=IMAGE, progress=_progress)
+    state = stack.enter_context(tempfile.TemporaryDirectory())
+    return await stack.enter_async_context(await open_manager(Path(state) / "sandboxes", [endpoint])), image
+
+
+def _progress(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+
+
+async def footprint(kwargs: Mapping[str, Any], sandboxes: Sandboxes | None, image: str) -> dict[str, int]:
+    """Return how many bytes one more environment takes in each place, and one process with alfworld's own."""
+    tasks = make(ENV_ID, **kwargs).unwrapped.tasks  # type: ignore[attr-defined]
+    split = str(kwargs["split"])
+    task_ids = [tasks.task(split, index).id for index in sample_indices(tasks, split, NUM_CONCURRENT, seed=1)]
+    found = {
+        "alfworld's own, a process each": in_own_process(partial(stock_bytes, dict(kwargs), task_ids[0])),
+        "inline": inline_footprint(ENV_ID, kwargs, task_ids),
+        "in a process": await process_bytes(ENV_ID, kwargs, task_ids),
+    }
+    if sandboxes is not None:
+        found["in a sandbox"] = await sandbox_bytes(sandboxes, image, ENV_ID, kwargs, task_ids)
+    return found
 
 
 _ROWS = (
@@ -210,8 +151,10 @@ _ROWS = (
     ("reset from disk", "alfworld reset"),
     ("reset from memory", "alfworld reset"),
     ("reset in a process", "alfworld reset"),
+    ("reset in a sandbox", "alfworld reset"),
     ("ours step", "alfworld step"),
     ("in a process step", "alfworld step"),
+    ("in a sandbox step", "alfworld step"),
 )
 
 
@@ -227,14 +170,24 @@ def report(result: Mapping[str, Any]) -> str:
         f"{how['load_after']:.2f} after (this command's own part is 1). Medians over the games; the last column is the "
         "median of the games' ratios.",
         "",
-        "| | ms | alfworld's, ms | times as fast |",
-        "| --- | --: | --: | --: |",
+        "| | ms | a second and core | alfworld's, ms | times as fast |",
+        "| --- | --: | --: | --: | --: |",
     ]
     for ours, theirs in _ROWS:
+        if ours not in seconds:
+            continue
         ratio = statistics.median(b / a for a, b in zip(seconds[ours], seconds[theirs], strict=True))
         own, stock = (statistics.median(seconds[name]) * 1e3 for name in (ours, theirs))
-        lines.append(f"| {ours.removeprefix('ours ')} | {own:.3g} | {stock:.4g} | {ratio:.3g} |")
+        rate = 1e3 / own
+        lines.append(f"| {ours.removeprefix('ours ')} | {own:.3g} | {rate:.3g} | {stock:.4g} | {ratio:.3g} |")
     grown = ", ".join(f"{value / 2**20:.0f} MiB {name}" for name, value in result["memory"].items())
     different = "; ".join(result["different"]) or "none"
-    lines += ["", f"Transcripts that differ: {different}. Resident memory of this process: {grown}.", ""]
+    taken = ", ".join(f"{name} {value / 2**20:.3g} MiB" for name, value in result["footprint"].items())
+    lines += [
+        "",
+        f"Transcripts that differ: {different}. Resident memory of the process that makes these resets: {grown}.",
+        "",
+        f"Memory of one more environment in an episode, where {NUM_CONCURRENT} run at once: {taken}.",
+        "",
+    ]
     return "\n".join(lines)

@@ -97,3 +97,5 @@ def test_the_benchmark_runs_and_finds_no_difference(capsys):
     assert result["different"] == []
     assert {len(values) for values in result["seconds"].values()} == {2}
     assert len(result["memory"]) == 2
+    assert set(result["footprint"]) == {"alfworld's own, a process each", "inline", "in a process"}
+    assert all(value > 0 for value in result["footprint"].values())

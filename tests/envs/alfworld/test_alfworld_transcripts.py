@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from rollcage.benchmarks.envs.alfworld import Said, Stock, choose_action
+from rollcage.benchmarks.envs.alfworld_play import Said, Stock, choose_action
 from rollcage.envs.alfworld.env import ALFWorldEnv
 from rollcage.envs.alfworld.games import open_game
 from rollcage.envs.alfworld.planner import find_plan
