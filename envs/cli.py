@@ -59,15 +59,22 @@ def run_envs(argv: Sequence[str]) -> int:
         "rollcage envs",
         "List the environments, or show the documentation, spaces, splits and arguments of one.",
         "rollcage envs\nrollcage envs rollcage/Countdown-v0\n"
-        "rollcage envs rollcage/Countdown-v0 --env-arg num_numbers=4\nrollcage envs my_module:mine/Env-v0 --json",
+        "rollcage envs rollcage/Countdown-v0 --env-arg num_numbers=4\nrollcage envs my_module:mine/Env-v0 --json\n"
+        "rollcage envs my_module:mine/Env-v0 --markdown >Env.md",
     )
     parser.add_argument("env_id", nargs="?", help="id, or module:id for one of yours; none lists all")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    parser.add_argument("--markdown", action="store_true", help="the page of one as Markdown, for a website or folder")
     add_env_arguments(parser)
     args = parser.parse_args(argv)
     kwargs = env_kwargs(args)
+    if args.markdown and (args.env_id is None or args.json):
+        raise UserError("--markdown needs the id of one environment, and no --json.")
     if args.env_id is not None:
         description = describe(find_spec(args.env_id), kwargs)
+        if args.markdown:
+            sys.stdout.write(markdown_page(description))
+            return 0
         sys.stdout.write(json.dumps(description, indent=2) + "\n" if args.json else _page(description))
         return 0
     if kwargs:
@@ -224,3 +231,22 @@ def _page(description: dict[str, Any]) -> str:
     }
     table = "".join(f"{name:13} {value}\n" for name, value in rows.items() if value)
     return f"{description['env_id']}\n\n{description['documentation']}\n\n{table}"
+
+
+def markdown_page(description: dict[str, Any]) -> str:
+    """Return an environment's page as Markdown, the same on every machine: its docstring, and how it is made.
+
+    Args:
+        description: what `describe` returns.
+    """
+    env_id = description["env_id"]
+    arguments = "".join(
+        f"    {name}=...,  # required\n" if default == "required" else f"    {name}={default},\n"
+        for name, default in description["arguments"].items()
+    )
+    return (
+        f"# {env_id}\n\n{description['documentation'].strip()}\n\n## Making One\n\n```python\nimport gymnasium\n"
+        f'import rollcage\n\nenv = gymnasium.make(\n    "{env_id}",\n{arguments})\n```\n\n'
+        f"`rollcage envs {env_id}` shows this page, and which data there are on your machine;\n"
+        f"`rollcage check {env_id}` checks that it keeps the suite's promises.\n"
+    )
