@@ -19,6 +19,7 @@ _BUILTIN = {
     "rollcage/FrozenLake-v0": "rollcage.envs.frozen_lake.env:FrozenLakeEnv",
     "rollcage/Math-v0": "rollcage.envs.math.env:MathEnv",
     "rollcage/QA-v0": "rollcage.envs.qa.env:QAEnv",
+    "rollcage/SWEBench-v0": "rollcage.envs.swe.bench:SWEBenchEnv",
     "rollcage/SWEMini-v0": "rollcage.envs.swe.env:SWEMiniEnv",
     "rollcage/Sokoban-v0": "rollcage.envs.sokoban.env:SokobanEnv",
 }

@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "rollcage.sandbox.cli",
         "commands in sandboxes, one Docker container each; their service, images and doctor",
     ),
+    "swebench": ("rollcage.envs.swe.command", "images of SWE-bench's instances, and which of them can be scored here"),
     "bench": ("rollcage.benchmarks.cli", "run a benchmark suite or a speed measurement"),
 }
 

@@ -35,7 +35,6 @@ from rollcage.sandbox.errors import SandboxError
 from rollcage.sandbox.sync import SyncSandbox
 from rollcage.sandbox.types import SandboxSpec
 
-_START_S = 120.0
 _MAX_PATCH_BYTES = 16 << 20
 _RESTARTS = ("fail", "restore")
 _MAX_RESTARTS = 3
@@ -75,6 +74,10 @@ class SWEEnv(TextEnv):
     metadata: dict[str, Any] = {**TextEnv.metadata, "step_s": 60.0, "own_sandboxes": True}  # noqa: RUF012
     tools: ClassVar[tuple[Tool, ...]] = (BASH, PYTHON, VIEW, EDIT, SUBMIT)
     state: Work
+    _unshared: ClassVar[tuple[str, ...]] = ("_lease", "_box")
+    """What belongs to this process, and is no part of a pickle."""
+    _start_timeout_s: ClassVar[float] = 120.0
+    """For a sandbox to come up, the wait for a place included."""
 
     def __init__(
         self,
@@ -108,11 +111,12 @@ class SWEEnv(TextEnv):
         self._endpoints = (endpoints,) if isinstance(endpoints, str) else tuple(endpoints)
         self._lease: Lease | None = None
         self._box: SyncSandbox | None = None
+        self._start = ""
 
     def begin(self, task: Task) -> str:
         """See `TextEnv.begin`."""
         self._drop_box()
-        self._check_sandboxes()
+        self._ready(task)
         self.state, self.verdict = Work(), None
         return (
             f"You are in {self._spec.workdir}, a git repository with an issue. Resolve it: change the code such that"
@@ -164,11 +168,12 @@ class SWEEnv(TextEnv):
         return Turn("\n\n".join(answers), info=self._own_info("open"))
 
     def gold(self) -> str:
-        """Return the action that applies the official patch to the base commit and hands it in."""
+        """Return the action that takes all changes back, applies the official patch and hands it in."""
         row = self.task.data
-        base = shlex.quote(row["base_commit"])
+        start = shlex.quote(self._start) if self._box is not None else "HEAD"
         patch = whole(row["patch"].encode()).decode()
-        command = f"git reset -q --hard {base} && git clean -qfd && git apply <<'ROLLCAGE'\n{patch}ROLLCAGE"
+        back = "-R " if row.get("patch_is_bug") else ""
+        command = f"git reset -q --hard {start} && git clean -qfd && git apply {back}<<'ROLLCAGE'\n{patch}ROLLCAGE"
         return write_call("bash", command=command) + write_call("submit")
 
     def empty(self) -> str:
@@ -192,7 +197,7 @@ class SWEEnv(TextEnv):
         return write_call("view", path="README.md") if choice == len(looks) else write_call("submit")
 
     def patch(self) -> bytes:
-        """Return what the work tree adds to the base commit, new files included.
+        """Return what the work tree adds to what it was at the start, new files included.
 
         b"" where it cannot be had: the repository's objects are gone, or it is larger than 16 MiB.
 
@@ -201,7 +206,7 @@ class SWEEnv(TextEnv):
         """
         if self._box is None:
             return self.state.patch or b""
-        command = ("sh", "-c", TAKE, "sh", str(self.task.data["base_commit"]))
+        command = ("sh", "-c", TAKE, "sh", self._start)
         taken = self._box.exec(command, max_output_bytes=_MAX_PATCH_BYTES, timeout_s=60.0)
         if not taken.ok or taken.truncated:
             return b""
@@ -226,7 +231,7 @@ class SWEEnv(TextEnv):
 
     def __getstate__(self) -> dict[str, Any]:
         self._checkpoint()
-        return {**self.__dict__, "_lease": None, "_box": None}
+        return {**self.__dict__, **dict.fromkeys(self._unshared)}
 
     def _checkpoint(self) -> None:
         if self._box is not None:
@@ -264,7 +269,7 @@ class SWEEnv(TextEnv):
         if self._box is None:
             box = self._create()
             try:
-                self._harness.prepare(box, self.task.data)
+                self._start = self._harness.prepare(box, self.task.data)
                 if self.state.patch:
                     applied = box.exec(("git", "apply", "--whitespace=nowarn", "-"), stdin=self.state.patch)
                     if not applied.ok:
@@ -281,19 +286,25 @@ class SWEEnv(TextEnv):
             self._leased().delete(box)
 
     def _create(self) -> SyncSandbox:
-        return self._leased().create(self._spec, deadline_s=_START_S)
+        return self._leased().create(self._spec, deadline_s=self._start_timeout_s)
 
     def _leased(self) -> Lease:
         if self._lease is None:
             self._lease = Lease(self._endpoints)
         return self._lease
 
-    def _check_sandboxes(self) -> None:
+    def _ready(self, task: Task) -> None:
         """Make sure, once in a process, that sandboxes come up: what is missing is told before an episode begins."""
-        key = self._endpoints, self._spec.image
+        key = self._endpoints, self._image_family()
         if key not in _checked:
-            self._leased().delete(self._leased().create(replace(self._spec, labels={}), deadline_s=_START_S))
+            self._leased().delete(
+                self._leased().create(replace(self._spec, labels={}), deadline_s=self._start_timeout_s)
+            )
             _checked.add(key)
+
+    def _image_family(self) -> str:
+        """Return a name for the images of which one that comes up shows that all do."""
+        return self._spec.image
 
     def _own_info(
         self, status: str, verdict: Verdict | None = None, error: RollcageError | None = None

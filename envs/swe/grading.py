@@ -54,8 +54,12 @@ class Verdict(NamedTuple):
 class Harness(Protocol):
     """How one family of tasks is set up and tested."""
 
-    def prepare(self, box: SyncSandbox, row: Mapping[str, Any]) -> None:
-        """Bring the sandbox's work folder to the base commit; raises NotJudged where that cannot be done."""
+    def prepare(self, box: SyncSandbox, row: Mapping[str, Any]) -> str:
+        """Bring the sandbox's work folder to where work begins; returns that commit: a patch is what comes after it.
+
+        Raises:
+            NotJudged: it cannot be done.
+        """
         ...
 
     def protected(self, row: Mapping[str, Any]) -> Sequence[str]:
@@ -63,7 +67,7 @@ class Harness(Protocol):
         ...
 
     def run_tests(self, box: SyncSandbox, row: Mapping[str, Any], *, timeout_s: float) -> tuple[dict[str, str], str]:
-        """Run the tests as they are now; returns test -> status ("passed" is the good one), and the log.
+        """Put the hidden tests in place and run them; returns test -> status ("passed" is the good one), and the log.
 
         Raises:
             NotJudged: the run never started.
@@ -94,9 +98,6 @@ def judge(harness: Harness, box: SyncSandbox, row: Mapping[str, Any], patch: byt
         applied = box.exec(("git", "apply", "--whitespace=nowarn", *excluded, "-"), stdin=whole(patch))
         if not applied.ok:
             return Verdict("patch_apply_failed", ignored=tuple(ignored), log=applied.stderr_text)
-    hidden = box.exec(("git", "apply", "--whitespace=nowarn", "-"), stdin=whole(row["test_patch"].encode()))
-    if not hidden.ok:
-        raise NotJudged(f"{row['instance_id']}: its test patch does not apply: {_last_line(hidden)}")
     try:
         tests, log = harness.run_tests(box, row, timeout_s=timeout_s)
     except SandboxUnavailable as error:
@@ -104,6 +105,14 @@ def judge(harness: Harness, box: SyncSandbox, row: Mapping[str, Any], patch: byt
     mended, kept = _share(tests, row["FAIL_TO_PASS"]), _share(tests, row["PASS_TO_PASS"])
     status = "resolved" if mended == kept == 1.0 else "unresolved"
     return Verdict(status, mended, kept, tests, tuple(ignored), log)
+
+
+def apply_tests(box: SyncSandbox, row: Mapping[str, Any], *, only_try: bool = False) -> None:
+    """Put a row's hidden tests in place, or only see whether they fit; raises NotJudged where they do not."""
+    options = ["--check"] if only_try else []
+    done = box.exec(("git", "apply", "--whitespace=nowarn", *options, "-"), stdin=whole(row["test_patch"].encode()))
+    if not done.ok and row["test_patch"].strip():
+        raise NotJudged(f"{row['instance_id']}: its test patch does not apply: {_last_line(done)}")
 
 
 def run_unittest(box: SyncSandbox, tests: Sequence[str], *, timeout_s: float) -> tuple[dict[str, str], str]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rollcage.envs.swe.git_objects import AUTHOR, DATE, MESSAGE
-from rollcage.envs.swe.grading import NotJudged, run_unittest
+from rollcage.envs.swe.grading import NotJudged, apply_tests, run_unittest
 from rollcage.envs.swe.patches import PROTECTED
 from rollcage.envs.swe.suite import mini_files
 from rollcage.sandbox.sync import SyncSandbox
@@ -29,13 +29,14 @@ git rev-parse HEAD
 class MiniHarness:
     """See `Harness`. The whole history is the base commit: there is nothing after it that an agent could find."""
 
-    def prepare(self, box: SyncSandbox, row: Mapping[str, Any]) -> None:
+    def prepare(self, box: SyncSandbox, row: Mapping[str, Any]) -> str:
         """See `Harness.prepare`."""
         files = mini_files(row["repo"].partition("/")[2])
         done = box.exec(_PREPARE, stdin=_packed(files))
         if not done.ok or done.stdout_text.strip() != row["base_commit"]:
             why = (done.stderr_text.strip().splitlines() or [f"its commit is {done.stdout_text.strip()}"])[-1]
             raise NotJudged(f"{row['instance_id']}: the repository could not be made: {why}")
+        return str(row["base_commit"])
 
     def protected(self, row: Mapping[str, Any]) -> Sequence[str]:
         """See `Harness.protected`: the tests too."""
@@ -43,6 +44,7 @@ class MiniHarness:
 
     def run_tests(self, box: SyncSandbox, row: Mapping[str, Any], *, timeout_s: float) -> tuple[dict[str, str], str]:
         """See `Harness.run_tests`."""
+        apply_tests(box, row)
         return run_unittest(box, [*row["FAIL_TO_PASS"], *row["PASS_TO_PASS"]], timeout_s=timeout_s)
 
 

@@ -76,9 +76,10 @@ def evaluation_script(row: Mapping[str, Any], base: str) -> str:
 
 
 def test_files(row: Mapping[str, Any]) -> list[str]:
-    """Return the paths that the test patch changes or makes."""
+    """Return the paths that the test patch changes or makes, and those that a row without one names."""
     patch_set = _modules()["utils"].PatchSet(row["test_patch"])
-    return list(dict.fromkeys(name for file in patch_set for name in _names(file)))
+    named = row.get("spec", {}).get("test_files", [])
+    return list(dict.fromkeys([*(name for file in patch_set for name in _names(file)), *named]))
 
 
 def started(log: str) -> bool:

@@ -17,6 +17,7 @@ CUT = """set -e
 source=$1 commit=$2
 export GIT_TERMINAL_PROMPT=0 GIT_DIR="$3"
 git init -q -b main --template=
+git config core.bare false
 git fetch -q --no-tags "$source" "$commit"
 commit=$(git rev-parse FETCH_HEAD^0)
 git update-ref refs/heads/main "$commit"
@@ -48,6 +49,7 @@ export GIT_AUTHOR_NAME='{AUTHOR.partition(" <")[0]}' GIT_AUTHOR_EMAIL='{AUTHOR.p
 export GIT_COMMITTER_NAME="$GIT_AUTHOR_NAME" GIT_COMMITTER_EMAIL="$GIT_AUTHOR_EMAIL"
 export GIT_AUTHOR_DATE='{DATE}' GIT_COMMITTER_DATE='{DATE}'
 git init -q -b main --template=
+git config --unset core.worktree || true
 git add -A -f
 git commit -q -m '{MESSAGE}'
 rm -rf "$GIT_DIR/logs"

@@ -8,7 +8,7 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ class Evaluation:
         placement: where the environment asks to run ("inline", "process").
         tools: that it declares.
         quarantined: ids of the split's tasks that cannot be scored and were left out by the task set, with the reason.
+        env_s: seconds that one reset or step may take, where the environment asks for more than is usual.
     """
 
     env: EnvConfig
@@ -54,6 +55,7 @@ class Evaluation:
     placement: str = "inline"
     tools: tuple[Mapping[str, Any], ...] = ()
     quarantined: Mapping[str, str] = field(default_factory=dict)
+    env_s: float = 0.0
 
 
 def plan(
@@ -98,6 +100,7 @@ def plan(
         found: dict[str, Any] = {
             "placement": str(inner.metadata.get("placement", "inline")),
             "tools": tuple(inner.tools),
+            "env_s": max(float(inner.metadata.get(key, 0.0)) for key in ("reset_s", "step_s")),
             "quarantined": {
                 task_id: reason
                 for task_id, reason in getattr(inner.tasks, "quarantined", {}).items()
@@ -278,6 +281,7 @@ async def _play(
 ) -> Trajectory:
     task_id = evaluation.task_ids[index]
     seed = key_seed(evaluation.seed, task_id, attempt)
+    deadlines = replace(deadlines, env_s=max(deadlines.env_s, evaluation.env_s))
     try:
         handle = await placement.acquire(deadline_s=deadlines.env_s)
     except PlacementError as error:
