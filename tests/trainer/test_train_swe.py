@@ -6,10 +6,14 @@ import asyncio
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 from tests.envs.swe.conftest import base_image, docker, docker_endpoint, manager_id
+from tests.trainer.disturbed_run import check_run
+from tests.trainer.disturbed_run import train as train_disturbed
 
 from rollcage.envs import TextEnv, make
 from rollcage.envs.placements import EnvConfig, make_placement
@@ -22,6 +26,7 @@ from rollcage.trainer.learner.scripted import ScriptedLearner
 from rollcage.trainer.loop import Parts, Progress, train
 from rollcage.trainer.models import load_tokenizer
 from rollcage.trainer.policies import small_policy_path
+from rollcage.trainer.presets import PRESETS
 from rollcage.trainer.rollout.config import RolloutConfig
 from rollcage.trainer.rollout.conversation import ChatFormat
 from rollcage.trainer.rollout.policy_agent import PolicyAgent
@@ -190,4 +195,33 @@ def test_with_restore_the_killed_sandboxs_episode_goes_on_with_its_work(daemon: 
     assert [t.info["restarted"] for t in seen.trajectories if t.sample_id != victim and not t.failure] == [0] * (
         len(seen.trajectories) - 1
     )
+    daemon.wait_empty()
+
+
+@pytest.mark.timeout(600)
+def test_smollm2_trains_while_its_sandboxes_are_killed(daemon: Daemon, tmp_path: Path) -> None:
+    preset = PRESETS["swemini-smollm2"][1]
+    config = replace(
+        preset,
+        env=replace(preset.env, restart="fail"),
+        rollout=replace(preset.rollout, num_groups=1, group_size=3, num_slots=3),
+        engine=replace(preset.engine, max_batch_size=3, parked_prefixes=3),
+        num_updates=2,
+    )
+    killed: set[str] = set()
+
+    async def kill_what_shows(seen: list[Trajectory]) -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            for container in await asyncio.to_thread(daemon.containers):
+                if seen and container not in killed:
+                    killed.add(container)
+                    with suppress(subprocess.CalledProcessError):  # it has just ended
+                        await asyncio.to_thread(daemon, "kill", container)
+
+    seen = train_disturbed(tmp_path / "run", config, kill_what_shows)
+    check_run(tmp_path / "run", config, seen)
+    assert {t.failure.reason for t in seen if t.failure} <= {"SandboxUnavailable", "SandboxGone"}
+    calls = sum("exit code" in turn.observation for trajectory in seen for turn in trajectory.turns)
+    assert calls, "so small a model, too, calls a tool now and then"
     daemon.wait_empty()
