@@ -97,10 +97,11 @@ def _read_parquet(path: Path) -> Iterator[Any]:
         raise UserError(f"{path}: cannot be read ({' '.join(str(error).split())}).") from None
 
 
-def _normal(row: Any) -> dict[str, Any]:
+def _normal(given: Any) -> dict[str, Any]:
     """Return a row with every field that tasks need; a ValueError says what is wrong with it."""
-    if not isinstance(row, dict):
-        raise ValueError(f"a row must be an object, not {type(row).__name__}")
+    if not isinstance(given, dict):
+        raise ValueError(f"a row must be an object, not {type(given).__name__}")
+    row: dict[str, Any] = given
     if str(row.get("repo", "")).startswith(_SMITH):
         row = {"base_commit": "HEAD", "test_patch": "", "problem_statement": "", **row, "patch_is_bug": True}
     for key in FIELDS:

@@ -96,11 +96,11 @@ def _recipe(base_id: str, extras: Sequence[str], requirements: Sequence[Path], d
         for folder, folders, names in os.walk(_PACKAGE / "envs", followlinks=True):
             folders[:] = sorted(name for name in folders if name != "__pycache__")
             files += [(os.path.relpath(path, _PACKAGE), path) for name in sorted(names) if (path := Path(folder, name))]
-        for folder in data:
-            if not folder.is_dir():
-                raise ImageMissing(f"{folder}: there is no such folder of data.")
-            found = (path for path in sorted(folder.rglob("*")) if path.is_file())
-            files += [(f"data/{path.relative_to(folder.parent)}", path) for path in found]
+        for place in data:
+            if not place.is_dir():
+                raise ImageMissing(f"{place}: there is no such folder of data.")
+            found = (path for path in sorted(place.rglob("*")) if path.is_file())
+            files += [(f"data/{path.relative_to(place.parent)}", path) for path in found]
         if (checkout := _checkout()) is not None:
             files.append(("pyproject.toml", checkout / "pyproject.toml"))
         for name, path in files:
