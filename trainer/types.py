@@ -185,9 +185,11 @@ class Group:
         task_id: the task.
         trajectories: the scored members, ordered by member; failed ones are left out (and counted elsewhere).
         start_version: the oldest start version among the members: what freshness is measured from.
+        greedy_return: return of the group's greedy rollout, which is a baseline and not trained on; None without one.
     """
 
     id: int
     task_id: str
     trajectories: list[Trajectory]
     start_version: int
+    greedy_return: float | None = None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from rollcage.trainer.types import Group
+from rollcage.trainer.types import Group, Trajectory
 
 
 @dataclass(slots=True)
@@ -28,6 +28,10 @@ class Batch:
         cut_by_length: bool [B]; a message of the episode was cut by the token limit.
         policy_versions: int32 [B, T]; version that sampled the token, -1 elsewhere.
         start_versions: int32 [B]; version that started the episode.
+        turns: int32 [B, T]; 0-based turn of the episode in which the policy sampled the token, -1 elsewhere.
+        anchors: int32 [B, T]; number of the observation that the token's turn answers, -1 elsewhere: equal numbers,
+            equal texts. (The batch holds the texts' numbers rather than hashes: those could collide.)
+        greedy_returns: float32 [B]; return of the group's greedy rollout, NaN where there was none.
     """
 
     token_ids: npt.NDArray[np.int64]
@@ -42,6 +46,9 @@ class Batch:
     cut_by_length: npt.NDArray[np.bool_]
     policy_versions: npt.NDArray[np.int32]
     start_versions: npt.NDArray[np.int32]
+    turns: npt.NDArray[np.int32]
+    anchors: npt.NDArray[np.int32]
+    greedy_returns: npt.NDArray[np.float32]
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -55,6 +62,7 @@ def make_batch(groups: Sequence[Group]) -> Batch:
         ValueError: a segment's lists differ in length, or a trajectory has no segment.
     """
     trajectories = sorted((t for group in groups for t in group.trajectories), key=lambda t: t.sample_id)
+    greedy = {g.id: np.nan if g.greedy_return is None else g.greedy_return for g in groups}
     rows = []
     for episode_id, trajectory in enumerate(trajectories):
         if not trajectory.segments:
@@ -84,15 +92,39 @@ def make_batch(groups: Sequence[Group]) -> Batch:
         cut_by_length=np.array([t.cut_by_length for _, t, _, _ in rows], np.bool_),
         policy_versions=np.full(shape, -1, np.int32),
         start_versions=np.array([t.start_version for _, t, _, _ in rows], np.int32),
+        turns=np.full(shape, -1, np.int32),
+        anchors=np.full(shape, -1, np.int32),
+        greedy_returns=np.array([greedy[t.sample_id[0]] for _, t, _, _ in rows], np.float32),
     )
-    for row, (_, trajectory, index, segment) in enumerate(rows):
+    for row, (_, _, _, segment) in enumerate(rows):
         length = len(segment.token_ids)
         batch.token_ids[row, :length] = segment.token_ids
         batch.attention_mask[row, :length] = True
         batch.loss_mask[row, :length] = segment.loss_mask
         batch.rollout_logprobs[row, :length] = segment.rollout_logprobs
         batch.policy_versions[row, :length] = segment.policy_versions
-        for turn in trajectory.turns:
-            if turn.segment == index and turn.end > turn.start:
-                batch.rewards[row, turn.end - 1] += turn.reward
+    observations: dict[str, int] = {}
+    row = 0
+    for trajectory in trajectories:
+        _place_turns(batch, row, trajectory, observations)
+        row += len(trajectory.segments)
     return batch
+
+
+def _place_turns(batch: Batch, first_row: int, trajectory: Trajectory, observations: dict[str, int]) -> None:
+    """Write rewards, turns and anchors of an episode whose segments fill the rows from ``first_row`` on.
+
+    The reward of a turn without tokens goes to the last token before it, or where there is none, after it.
+    """
+    observation, carried, last = trajectory.prompt, 0.0, None
+    for number, turn in enumerate(trajectory.turns):
+        row = first_row + turn.segment
+        if turn.end > turn.start:
+            last = row, turn.end - 1
+            batch.turns[row, turn.start : turn.end] = number
+            batch.anchors[row, turn.start : turn.end] = observations.setdefault(observation, len(observations))
+        carried += turn.reward
+        if last is not None:
+            batch.rewards[last] += carried
+            carried = 0.0
+        observation = turn.observation

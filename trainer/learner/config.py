@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -29,14 +28,32 @@ class LearnerConfig:
     """Number type of the model folder that a checkpoint holds (its optimiser state is always exact)."""
 
     loss: str = "grpo"
-    """Policy loss: a name in rollcage.trainer.learner.losses.LOSSES (ppo, grpo, decoupled_ppo, tis). ppo and
-    grpo do not correct for samples of older versions: with async_ratio above 0, tis or decoupled_ppo does."""
+    """Policy loss: ppo, grpo, gspo, decoupled_ppo, tis, cispo, topr, weighted_topr, kimi15 or reinforce. With an
+    async_ratio above 0 take tis, cispo, decoupled_ppo or topr: they correct for samples of older versions. Sources:
+    `rollcage train --help`; which to use when: help(rollcage.trainer.learner.losses)."""
 
-    loss_options: dict[str, float] = field(default_factory=dict)
-    """Options of that loss, such as e_lo 0.2 e_hi 0.28, dual_clip 3 for ppo, cap 1 for tis."""
+    loss_options: dict[str, float | str] = field(default_factory=dict)
+    """Options of that loss: e_lo, e_hi, dual_clip (ppo, grpo, decoupled_ppo); e_lo, e_hi (gspo, cispo); w_max
+    (decoupled_ppo); cap (tis); level token or trajectory (topr, weighted_topr); w_pos, w_neg (weighted_topr); tau
+    (kimi15). Example: e_lo 0.2 e_hi 0.28 dual_clip 3."""
+
+    kl_coef: float = 0.0
+    """Weight of a KL penalty to the reference model in the loss; 0 needs no reference model."""
+
+    kl_penalty: Literal["k1", "k2", "k3"] = "k3"
+    """How that KL is estimated per token; d = logprobs - ref_logprobs: k1 = d (its gradient is zero on average),
+    k2 = d^2 / 2, k3 = exp(-d) - 1 + d."""
+
+    ref_model: str = ""
+    """Reference model, as for model; empty: the model that training began with. Loaded where a KL is asked for."""
 
     advantage: str = "grpo"
-    """Advantage estimator: a name in rollcage.trainer.learner.advantages.ADVANTAGES (grpo, rloo, dr_grpo)."""
+    """Advantage estimator: grpo, dr_grpo, rloo, reinforce_pp, remax, gigpo or turn_return; the last two give each turn
+    of an episode its own credit. Sources: `rollcage train --help`."""
+
+    advantage_options: dict[str, float | str] = field(default_factory=dict)
+    """Options of that estimator: kl_coef, the weight of the KL to the reference model in the reward (reinforce_pp);
+    gamma, the discount per turn, 0.95 by default (gigpo, turn_return); w_episode, w_step (gigpo)."""
 
     whiten_advantages: bool = False
     """Shift and scale the advantages to mean 0 and std 1 over the batch's trainable tokens."""
@@ -64,7 +81,20 @@ class LearnerConfig:
     """Optimiser steps over which the learning rate grows linearly from lr / warmup_steps to lr."""
 
     decay_steps: int = 0
-    """Optimiser steps, after the warm-up, over which the learning rate falls linearly to 0; 0 keeps it constant."""
+    """Optimiser steps, after the warm-up, over which the learning rate falls; 0 keeps it constant."""
+
+    decay: Literal["linear", "cosine"] = "linear"
+    """How it falls in decay_steps: in a straight line, or as half a cosine wave."""
+
+    min_lr_share: float = 0.0
+    """The share of lr that is left after decay_steps."""
+
+    lora_rank: int = 0
+    """Train low-rank adapters of this rank on all linear layers but the output, and leave the weights themselves as
+    they are (LoRA, arXiv 2106.09685); 0 trains all weights. What is published and saved has the adapters added."""
+
+    lora_alpha: float = 32.0
+    """The adapters' weight is lora_alpha / lora_rank."""
 
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW's moment decay rates."""
@@ -93,6 +123,10 @@ class LearnerConfig:
     zero_stage: Literal[0, 1, 2, 3] = 0
     """DeepSpeed ZeRO: what ranks divide among them (1: optimiser state, 2: and gradients, 3: and weights)."""
 
+    offload: Literal["none", "optimizer", "all"] = "none"
+    """What waits in the host's memory instead of the GPU's: the optimiser's state (zero_stage 1 to 3), or all, weights
+    too (zero_stage 3). Slower; the result is the same."""
+
     num_threads: int = 1
     """CPU threads of each rank."""
 
@@ -115,11 +149,24 @@ class LearnerConfig:
         if faults:
             raise UserError("learner: " + "; ".join(faults) + ".")
 
+    @property
+    def kl_in_reward(self) -> float:
+        """Weight of the KL to the reference model in the reward."""
+        weight = self.advantage_options.get("kl_coef", 0.0)
+        return 0.0 if isinstance(weight, str) else weight
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether training compares the policy with the reference model."""
+        return self.kl_coef > 0 or self.kl_in_reward > 0
+
     def _faults(self) -> Iterable[str]:
         # The tables need torch: imported here, so that the configuration can be shown without it.
         from rollcage.trainer.learner.advantages import ADVANTAGES, NEED_VALUES
         from rollcage.trainer.learner.aggregate import AGGREGATIONS
         from rollcage.trainer.learner.losses import LOSSES
+        from rollcage.trainer.learner.options import option_faults
+        from rollcage.trainer.learner.regularizers import KL_PENALTIES
 
         yield from _unknown("loss", self.loss, LOSSES)
         yield from _unknown("advantage", self.advantage, ADVANTAGES)
@@ -128,23 +175,39 @@ class LearnerConfig:
             usable = ", ".join(name for name in ADVANTAGES if name not in NEED_VALUES)
             yield f"advantage {self.advantage!r} needs a critic, which this learner does not train (use {usable})"
         if self.loss in LOSSES:
-            parameters = inspect.signature(LOSSES[self.loss]).parameters.values()
-            options = [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
-            for name, value in self.loss_options.items():
-                yield from _unknown(f"option of loss {self.loss!r}:", name, options)
-                if not (isinstance(value, (int, float)) and math.isfinite(value) and value >= 0):
-                    yield f"loss option {name} must be a number of at least 0, not {value!r}"
-            if "dual_clip" in self.loss_options and self.loss_options["dual_clip"] <= 1:
-                yield f"loss option dual_clip must be above 1, not {self.loss_options['dual_clip']}"
+            yield from option_faults(f"loss {self.loss!r}", LOSSES[self.loss], self.loss_options)
+        if self.advantage in ADVANTAGES:
+            yield from option_faults(
+                f"advantage {self.advantage!r}", ADVANTAGES[self.advantage], self.advantage_options
+            )
+        yield from _unknown("kl_penalty", self.kl_penalty, KL_PENALTIES)
+        if self.ref_model and not self.needs_reference:
+            yield "ref_model is of no use without kl_coef (or advantage reinforce_pp with its option kl_coef)"
         for name, above in (("lr", 0.0), ("start_timeout_s", 0.0), ("call_timeout_s", 0.0)):
             if not getattr(self, name) > above:
                 yield f"{name} must be above {above:g}, not {getattr(self, name)}"
-        for name in ("temperature", "weight_decay", "max_grad_norm", "warmup_steps", "decay_steps"):
-            if not getattr(self, name) >= 0:
+        for name in (
+            "temperature",
+            "weight_decay",
+            "max_grad_norm",
+            "warmup_steps",
+            "decay_steps",
+            "kl_coef",
+            "entropy_coef",
+            "lora_rank",
+        ):
+            if not 0 <= getattr(self, name) < math.inf:
                 yield f"{name} must be at least 0, not {getattr(self, name)}"
         for name in ("epochs", "num_mini_batches", "micro_batch_tokens", "num_ranks", "num_threads", "max_length"):
             if not getattr(self, name) >= 1:
                 yield f"{name} must be at least 1, not {getattr(self, name)}"
+        if not 0 <= self.min_lr_share <= 1:
+            yield f"min_lr_share must lie in [0, 1], not {self.min_lr_share}"
+        if self.lora_rank and not self.lora_alpha > 0:
+            yield f"lora_alpha must be above 0, not {self.lora_alpha}"
+        least = {"none": 0, "optimizer": 1, "all": 3}[self.offload]
+        if self.zero_stage < least:
+            yield f"offload {self.offload!r} needs zero_stage {least} or more, not {self.zero_stage}"
         if not all(0 <= beta < 1 for beta in self.betas):
             yield f"betas must lie in [0, 1), not {self.betas}"
 

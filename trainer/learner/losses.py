@@ -1,14 +1,33 @@
-"""Policy losses and regularisers: pure functions, tensors in, per-token loss and detached per-token statistics out.
+"""Policy losses: pure functions, tensors in, per-token loss and detached per-token statistics out.
 
-Sources: PPO, arXiv 1707.06347, eq. 7; dual clip, arXiv 1912.09729, eq. 5; clip-higher (e_hi > e_lo), DAPO, arXiv
-2503.14476; GRPO, arXiv 2402.03300, eq. 3; KL estimators k1, k2, k3: J. Schulman, http://joschu.net/blog/kl-approx.html;
-decoupled PPO: AReaL, arXiv 2505.24298, eq. 5; TIS: F. Yao et al., https://fengyao.notion.site/off-policy-rl, and
-IMPALA's truncation, arXiv 1802.01561.
+Which loss for which staleness (versions between a sample and the update that it trains)? Below, "old" is the trainer's
+policy at the start of the update, "rollout" the one that sampled; with one optimiser step a batch, "current" is "old".
+
+================  ===============================  ===================================================================
+loss              weight of a token's gradient     use it
+================  ===============================  ===================================================================
+ppo, grpo         current / old, clipped           staleness 0, several optimiser steps a batch (with one: reinforce)
+gspo              the same, mean of the sequence   staleness 0; long sequences, mixtures of experts
+kimi15            1, and a pull back to old        staleness 0, several optimiser steps a batch
+reinforce         1                                staleness 0, one optimiser step a batch
+decoupled_ppo     ppo's times old / rollout <= 2   staleness 1 to 8, several optimiser steps a batch
+tis               current / rollout, at most 1     staleness 1 to 8; the safe default with async_ratio above 0
+cispo             current / rollout, at most 1.2   staleness 1 to 8; keeps every token's gradient
+topr              1 where the trajectory did well, staleness 2 and more, samples of any origin: good ones are imitated,
+                  else the whole trajectory's      bad ones count less the less likely they have become
+                  current / rollout, at most 1
+weighted_topr     topr's, times w_pos or w_neg     the same, with a hand on the balance of good and bad
+================  ===============================  ===================================================================
+
+A sequence is a whole episode: where its tokens fill several rows of the batch, the ratio of a sequence-level loss is
+that over all of them (`OtherRows`), whichever micro-batch or rank they are in.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,44 +35,230 @@ from torch import Tensor
 MAX_LOG_RATIO = 20.0
 """Log importance ratios are clamped to plus/minus this before `exp`, which would otherwise overflow (e^20 is 5e8)."""
 
-Loss = Callable[..., tuple[Tensor, dict[str, Tensor]]]
-"""``loss(logprobs, old_logprobs, rollout_logprobs, advantages, loss_mask, **options) -> (loss, statistics)``.
 
-All five inputs and the returned loss are [B, T]; ``loss_mask`` is bool, the others float32. The loss is 0 with zero
-gradient where ``loss_mask`` is off, whatever stands there. ``statistics`` are detached [B, T] tensors, 0 where the mask
-is off, that the caller averages over the mask of the global batch.
-"""
+@dataclass(frozen=True, slots=True)
+class OtherRows:
+    """For each of b rows: what its sequence holds in *other* rows of the batch. All float [b], without gradient.
+
+    Attributes:
+        num_tokens: trainable tokens there.
+        log_ratio: sum over them of logprobs - old_logprobs.
+        rollout_log_ratio: sum over them of logprobs - rollout_logprobs.
+    """
+
+    num_tokens: Tensor
+    log_ratio: Tensor
+    rollout_log_ratio: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LossInputs:
+    """What a loss is a function of: b rows of t tokens.
+
+    Attributes:
+        logprobs: float [b, t] of the current policy; the only one that has a gradient.
+        old_logprobs: float [b, t] of the trainer's policy just before the update.
+        rollout_logprobs: float [b, t] of the sampler.
+        advantages: float [b, t].
+        loss_mask: bool [b, t]; where it is off the others may hold anything, NaN included.
+        outcomes: float [b]; the return of the row's episode minus its baseline: whether it did well.
+        other_rows: None where every sequence is one row.
+    """
+
+    logprobs: Tensor
+    old_logprobs: Tensor
+    rollout_logprobs: Tensor
+    advantages: Tensor
+    loss_mask: Tensor
+    outcomes: Tensor
+    other_rows: OtherRows | None = None
+
+
+Statistics = dict[str, Tensor]
+"""Detached [b, t] tensors, 0 where the mask is off, that the caller averages over the mask of the global batch. Every
+loss reports ``clip_frac_low`` and ``clip_frac_high``: where its clip or cap binds, on either side; 0 if it has none."""
+
+Loss = Callable[..., tuple[Tensor, Statistics]]
+"""``loss(inputs, **options) -> (loss, statistics)``: loss [b, t], 0 with zero gradient where the mask is off. Options
+are keyword-only numbers, or words of a Literal."""
 
 
 def ppo(
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    rollout_logprobs: Tensor,
-    advantages: Tensor,
-    loss_mask: Tensor,
-    *,
-    e_lo: float = 0.2,
-    e_hi: float = 0.2,
-    dual_clip: float | None = None,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Clipped surrogate: ``-min(r A, clip(r, 1 - e_lo, 1 + e_hi) A)`` with ``r = exp(logprobs - old_logprobs)``.
+    inputs: LossInputs, *, e_lo: float = 0.2, e_hi: float = 0.2, dual_clip: float | None = None
+) -> tuple[Tensor, Statistics]:
+    """PPO's clipped surrogate (arXiv 1707.06347, eq. 7); as grpo, with advantages within a group (2402.03300, eq. 3).
+
+    ``-min(r A, clip(r, 1 - e_lo, 1 + e_hi) A)`` with ``r = exp(logprobs - old_logprobs)``.
 
     Args:
-        logprobs: [B, T] current policy's.
-        old_logprobs: [B, T] the trainer's own, just before the update.
-        rollout_logprobs: [B, T] the sampler's; not used by this loss.
-        advantages: [B, T].
-        loss_mask: bool [B, T].
+        inputs: see `LossInputs`.
         e_lo: clip range below 1.
-        e_hi: clip range above 1 (DAPO's clip-higher: 0.28).
-        dual_clip: c > 1: where A < 0 the loss is bounded by ``-c A`` (usual value: 3); None is off.
+        e_hi: clip range above 1 (clip-higher: 0.28; DAPO, arXiv 2503.14476).
+        dual_clip: c > 1: where A < 0 the loss is bounded by ``-c A`` (usual value: 3; arXiv 1912.09729, eq. 5); None is
+            off.
 
     Returns:
-        The per-token loss, and ``clip_frac_low``, ``clip_frac_high``: where the clip takes the gradient away (A < 0 and
-        r below the range, A > 0 and r above it); with dual clip also ``dual_clip_frac``.
+        The loss, and ``clip_frac_low``, ``clip_frac_high``: where the clip takes the gradient away (A < 0 and r below
+        the range, A > 0 and r above it); with dual clip also ``dual_clip_frac``.
     """
-    ratio = importance_ratio(logprobs, old_logprobs, loss_mask)
-    advantages = masked(advantages, loss_mask)
+    ratio = importance_ratio(inputs.logprobs, inputs.old_logprobs, inputs.loss_mask)
+    return _surrogate(ratio, inputs, e_lo, e_hi, dual_clip)
+
+
+def gspo(inputs: LossInputs, *, e_lo: float = 3e-4, e_hi: float = 4e-4) -> tuple[Tensor, Statistics]:
+    """Group sequence policy optimisation: one ratio per sequence (arXiv 2507.18071, eq. 5 and 13).
+
+    `ppo` with ``r = exp(mean of logprobs - old_logprobs over the sequence)``, in the form for per-token advantages:
+    a token's ratio is ``sg(r) exp(logprobs - sg(logprobs))``. With one advantage per sequence and seq-mean-token-mean
+    its gradient is that of the sequence form.
+
+    Returns:
+        The loss, `ppo`'s statistics, and ``sequence_ratio``.
+    """
+    mask = inputs.loss_mask
+    total, num_tokens = _over_sequence(_log_ratio(inputs.logprobs, inputs.old_logprobs, mask), inputs, "log_ratio")
+    ratio = (total / num_tokens.clamp(min=1)).exp().to(inputs.logprobs.dtype)
+    logprobs = masked(inputs.logprobs, mask)
+    loss, statistics = _surrogate(ratio * (logprobs - logprobs.detach()).exp(), inputs, e_lo, e_hi)
+    return loss, statistics | {"sequence_ratio": masked(ratio.expand_as(loss), mask)}
+
+
+def decoupled_ppo(
+    inputs: LossInputs, *, e_lo: float = 0.2, e_hi: float = 0.2, dual_clip: float | None = None, w_max: float = 2.0
+) -> tuple[Tensor, Statistics]:
+    """`ppo` around the trainer's policy, weighted for the sampler's being older (AReaL, arXiv 2505.24298, eq. 5).
+
+    ``w * ppo`` with ``w = min(exp(old_logprobs - rollout_logprobs), w_max)`` held constant: the clip range follows the
+    policy that is being updated, and the weight corrects for the one that sampled. [w_max: ours.]
+
+    Returns:
+        The loss, and `ppo`'s statistics with ``weight`` (mean of w) and ``weight_capped``: where it reached ``w_max``.
+    """
+    weight = importance_ratio(inputs.old_logprobs, inputs.rollout_logprobs, inputs.loss_mask).detach()
+    loss, statistics = ppo(inputs, e_lo=e_lo, e_hi=e_hi, dual_clip=dual_clip)
+    capped = weight.clamp(max=w_max)
+    statistics["weight"] = masked(capped, inputs.loss_mask)
+    statistics["weight_capped"] = masked((weight > w_max).to(loss.dtype), inputs.loss_mask)
+    return capped * loss, statistics
+
+
+def tis(inputs: LossInputs, *, cap: float = 1.0) -> tuple[Tensor, Statistics]:
+    """Truncated importance sampling (IMPALA, arXiv 1802.01561; https://fengyao.notion.site/off-policy-rl).
+
+    ``-w A logprobs`` with the constant ``w = min(exp(logprobs - rollout_logprobs), cap)``.
+    """
+    ratio = importance_ratio(inputs.logprobs, inputs.rollout_logprobs, inputs.loss_mask).detach()
+    return _weighted(ratio.clamp(max=cap), inputs, clipped_high=ratio > cap)
+
+
+def cispo(inputs: LossInputs, *, e_lo: float = 1.0, e_hi: float = 0.2) -> tuple[Tensor, Statistics]:
+    """Clipped importance weights, no clipped gradients (CISPO: MiniMax-M1, arXiv 2506.13585, eq. 4).
+
+    ``-w A logprobs`` with the constant ``w = clip(exp(logprobs - rollout_logprobs), 1 - e_lo, 1 + e_hi)``. [Defaults
+    ours: no lower bound, as the paper says; the paper gives no number for the upper one.]
+    """
+    ratio = importance_ratio(inputs.logprobs, inputs.rollout_logprobs, inputs.loss_mask).detach()
+    low, high = 1.0 - e_lo, 1.0 + e_hi
+    return _weighted(ratio.clamp(low, high), inputs, clipped_low=ratio < low, clipped_high=ratio > high)
+
+
+def topr(inputs: LossInputs, *, level: Literal["trajectory", "token"] = "trajectory") -> tuple[Tensor, Statistics]:
+    """Tapered off-policy REINFORCE: imitate what did well, unlearn the rest by ratio (arXiv 2503.14286, eq. 8).
+
+    By the sign of the trajectory's ``outcomes``: positive: ``-A logprobs``; negative: ``-rho A logprobs`` with the
+    constant ``rho = exp(min(sum of logprobs - rollout_logprobs over the trajectory, 0))``; zero: nothing.
+
+    Args:
+        inputs: see `LossInputs`.
+        level: "token" takes rho of each token by itself.
+    """
+    return weighted_topr(inputs, level=level)
+
+
+def weighted_topr(
+    inputs: LossInputs,
+    *,
+    level: Literal["trajectory", "token"] = "trajectory",
+    w_pos: float = 1.0,
+    w_neg: float = 1.0,
+) -> tuple[Tensor, Statistics]:
+    """`topr` with the trajectories that did well weighted by w_pos, the others by w_neg."""
+    log_ratio = _log_ratio(inputs.logprobs, inputs.rollout_logprobs, inputs.loss_mask).detach()
+    if level == "trajectory":
+        log_ratio = _over_sequence(log_ratio, inputs, "rollout_log_ratio")[0].expand_as(log_ratio)
+    rho = log_ratio.clamp(max=0.0).exp().to(inputs.logprobs.dtype)
+    sign = inputs.outcomes[:, None].sign()
+    weight = w_pos * (sign > 0) + w_neg * (sign < 0) * rho
+    return _weighted(weight, inputs, clipped_high=(sign < 0) & (log_ratio > 0))
+
+
+def kimi15(inputs: LossInputs, *, tau: float = 0.1) -> tuple[Tensor, Statistics]:
+    """REINFORCE with a quadratic pull back to the trainer's policy (Kimi k1.5, arXiv 2501.12599, eq. 3).
+
+    ``-A logprobs + (tau / 2) (logprobs - old_logprobs)^2``.
+    """
+    loss, statistics = reinforce(inputs)
+    distance = masked(inputs.logprobs, inputs.loss_mask) - masked(inputs.old_logprobs, inputs.loss_mask)
+    return loss + tau / 2 * distance.square(), statistics
+
+
+def reinforce(inputs: LossInputs) -> tuple[Tensor, Statistics]:
+    """``-A logprobs``: the policy gradient as it stands, with no correction (Williams 1992)."""
+    return _weighted(torch.ones_like(inputs.logprobs), inputs)
+
+
+LOSSES: dict[str, Loss] = {
+    "ppo": ppo,
+    "grpo": ppo,  # GRPO's is the same surrogate; its advantages are what is its own
+    "gspo": gspo,
+    "decoupled_ppo": decoupled_ppo,
+    "tis": tis,
+    "cispo": cispo,
+    "topr": topr,
+    "weighted_topr": weighted_topr,
+    "kimi15": kimi15,
+    "reinforce": reinforce,
+}
+
+PULL_WITHOUT_ADVANTAGE: frozenset[str] = frozenset({"kimi15"})
+"""Losses whose gradient is not zero where the advantage is: their rows of zero advantage must not be skipped."""
+
+SEQUENCE_LEVEL: frozenset[str] = frozenset({"gspo", "topr", "weighted_topr"})
+"""Losses that look at whole sequences, and need `OtherRows` where one fills several rows."""
+
+
+def importance_ratio(logprobs: Tensor, behaviour_logprobs: Tensor, loss_mask: Tensor) -> Tensor:
+    """Return ``exp(logprobs - behaviour_logprobs)``, [b, t], exactly 1 with zero gradient where the mask is off."""
+    return _log_ratio(logprobs, behaviour_logprobs, loss_mask).exp()
+
+
+def masked(values: Tensor, loss_mask: Tensor) -> Tensor:
+    """Put 0 where the mask is off. Inputs go through this *before* any arithmetic: 0 * inf in a backward is NaN."""
+    return torch.where(loss_mask, values, torch.zeros((), dtype=values.dtype, device=values.device))
+
+
+def _log_ratio(logprobs: Tensor, behaviour_logprobs: Tensor, loss_mask: Tensor) -> Tensor:
+    difference = masked(logprobs, loss_mask) - masked(behaviour_logprobs, loss_mask)
+    return difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
+def _over_sequence(
+    log_ratio: Tensor, inputs: LossInputs, name: Literal["log_ratio", "rollout_log_ratio"]
+) -> tuple[Tensor, Tensor]:
+    """Return sum of ``log_ratio`` [b, t] over each row's sequence, and its number of tokens; float64 [b, 1]."""
+    total = log_ratio.detach().sum(1, dtype=torch.float64)
+    num_tokens = inputs.loss_mask.sum(1, dtype=torch.float64)
+    if inputs.other_rows is not None:
+        total = total + getattr(inputs.other_rows, name)
+        num_tokens = num_tokens + inputs.other_rows.num_tokens
+    return total[:, None], num_tokens[:, None]
+
+
+def _surrogate(
+    ratio: Tensor, inputs: LossInputs, e_lo: float, e_hi: float, dual_clip: float | None = None
+) -> tuple[Tensor, Statistics]:
+    """Return `ppo`'s loss and statistics for ``ratio`` [b, t]."""
+    advantages = masked(inputs.advantages, inputs.loss_mask)
     surrogate = torch.minimum(ratio * advantages, ratio.clamp(1.0 - e_lo, 1.0 + e_hi) * advantages)
     statistics = {
         "clip_frac_low": (ratio < 1.0 - e_lo) & (advantages < 0),
@@ -63,103 +268,19 @@ def ppo(
         bound = dual_clip * advantages
         statistics["dual_clip_frac"] = (advantages < 0) & (surrogate < bound)
         surrogate = torch.where(advantages < 0, torch.maximum(surrogate, bound), surrogate)
-    return masked(-surrogate, loss_mask), {name: value.detach().float() for name, value in statistics.items()}
+    loss = masked(-surrogate, inputs.loss_mask)
+    return loss, {name: value.detach().to(loss.dtype) for name, value in statistics.items()}
 
 
-def grpo(
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    rollout_logprobs: Tensor,
-    advantages: Tensor,
-    loss_mask: Tensor,
-    *,
-    e_lo: float = 0.2,
-    e_hi: float = 0.2,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """GRPO's surrogate: that of `ppo`, on advantages that compare the rollouts of one task with each other."""
-    return ppo(logprobs, old_logprobs, rollout_logprobs, advantages, loss_mask, e_lo=e_lo, e_hi=e_hi)
-
-
-def decoupled_ppo(
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    rollout_logprobs: Tensor,
-    advantages: Tensor,
-    loss_mask: Tensor,
-    *,
-    e_lo: float = 0.2,
-    e_hi: float = 0.2,
-    w_max: float = 2.0,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Off-policy PPO: `ppo`'s surrogate around the trainer's own policy, weighted by how far the sampler was behind.
-
-    ``w * ppo`` with ``w = min(exp(old_logprobs - rollout_logprobs), w_max)`` held constant: the clip range follows the
-    policy that is being updated, and the weight corrects for the one that sampled.
-
-    Returns:
-        The per-token loss, and `ppo`'s statistics with ``weight_capped``: where w reached ``w_max``.
-    """
-    weight = importance_ratio(old_logprobs, rollout_logprobs, loss_mask).detach()
-    loss, statistics = ppo(logprobs, old_logprobs, rollout_logprobs, advantages, loss_mask, e_lo=e_lo, e_hi=e_hi)
-    statistics["weight_capped"] = masked((weight > w_max).float(), loss_mask)
-    return weight.clamp(max=w_max) * loss, statistics
-
-
-def tis(
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    rollout_logprobs: Tensor,
-    advantages: Tensor,
-    loss_mask: Tensor,
-    *,
-    cap: float = 1.0,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Truncated importance sampling: ``-w A logprobs``, w the constant ``min(exp(logprobs - rollout_logprobs), cap)``.
-
-    Returns:
-        The per-token loss, and ``weight_capped``: where w reached ``cap``.
-    """
-    ratio = importance_ratio(logprobs, rollout_logprobs, loss_mask).detach()
-    loss = -ratio.clamp(max=cap) * masked(advantages, loss_mask) * masked(logprobs, loss_mask)
-    return loss, {"weight_capped": masked((ratio > cap).float(), loss_mask)}
-
-
-LOSSES: dict[str, Loss] = {"ppo": ppo, "grpo": grpo, "decoupled_ppo": decoupled_ppo, "tis": tis}
-
-PULL_WITHOUT_ADVANTAGE: frozenset[str] = frozenset()
-"""Losses whose gradient is not zero where the advantage is: their rows of zero advantage must not be skipped."""
-
-
-def kl_k1(logprobs: Tensor, ref_logprobs: Tensor, loss_mask: Tensor) -> Tensor:
-    """Per-token KL penalty ``d = logprobs - ref_logprobs``: unbiased, can be negative. [B, T] in and out."""
-    return masked(logprobs, loss_mask) - masked(ref_logprobs, loss_mask)
-
-
-def kl_k2(logprobs: Tensor, ref_logprobs: Tensor, loss_mask: Tensor) -> Tensor:
-    """Per-token KL penalty ``d^2 / 2``: never negative; its gradient is the KL divergence's. [B, T] in and out."""
-    return kl_k1(logprobs, ref_logprobs, loss_mask).square() / 2
-
-
-def kl_k3(logprobs: Tensor, ref_logprobs: Tensor, loss_mask: Tensor) -> Tensor:
-    """Per-token KL penalty ``exp(-d) - 1 + d``: unbiased and never negative. [B, T] in and out."""
-    d = kl_k1(logprobs, ref_logprobs, loss_mask)
-    return torch.expm1((-d).clamp(max=MAX_LOG_RATIO)) + d
-
-
-KL_PENALTIES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {"k1": kl_k1, "k2": kl_k2, "k3": kl_k3}
-
-
-def entropy_bonus(entropy: Tensor, loss_mask: Tensor, coef: float) -> Tensor:
-    """Per-token loss ``-coef * H``. Entropy and result [B, T]; ``loss_mask`` may leave out tokens that get no bonus."""
-    return -coef * masked(entropy, loss_mask)
-
-
-def importance_ratio(logprobs: Tensor, behaviour_logprobs: Tensor, loss_mask: Tensor) -> Tensor:
-    """Return ``exp(logprobs - behaviour_logprobs)``, [B, T], exactly 1 with zero gradient where the mask is off."""
-    log_ratio = masked(logprobs, loss_mask) - masked(behaviour_logprobs, loss_mask)
-    return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-
-
-def masked(values: Tensor, loss_mask: Tensor) -> Tensor:
-    """Put 0 where the mask is off. Inputs go through this *before* any arithmetic: 0 * inf in a backward is NaN."""
-    return torch.where(loss_mask, values, torch.zeros((), dtype=values.dtype, device=values.device))
+def _weighted(
+    weight: Tensor, inputs: LossInputs, *, clipped_low: Tensor | None = None, clipped_high: Tensor | None = None
+) -> tuple[Tensor, Statistics]:
+    """Return ``-weight A logprobs`` for a constant weight [b, t], and its statistics with ``weight``."""
+    mask = inputs.loss_mask
+    loss = -weight * masked(inputs.advantages, mask) * masked(inputs.logprobs, mask)
+    none = torch.zeros_like(weight)
+    return loss, {
+        "clip_frac_low": none if clipped_low is None else masked(clipped_low.to(none.dtype), mask),
+        "clip_frac_high": none if clipped_high is None else masked(clipped_high.to(none.dtype), mask),
+        "weight": masked(weight, mask),
+    }

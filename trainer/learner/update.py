@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,29 +12,46 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from rollcage.trainer.learner.advantages import ADVANTAGES, whiten
+from rollcage.trainer.learner.advantages import ADVANTAGES, outcomes, whiten
 from rollcage.trainer.learner.aggregate import aggregate, token_weights
 from rollcage.trainer.learner.batch import Batch
 from rollcage.trainer.learner.config import LearnerConfig
 from rollcage.trainer.learner.deepspeed_engine import backward, optimizer_step, sum_over_ranks
-from rollcage.trainer.learner.losses import LOSSES, PULL_WITHOUT_ADVANTAGE, entropy_bonus
+from rollcage.trainer.learner.losses import (
+    LOSSES,
+    MAX_LOG_RATIO,
+    PULL_WITHOUT_ADVANTAGE,
+    SEQUENCE_LEVEL,
+    LossInputs,
+    OtherRows,
+)
 from rollcage.trainer.learner.micro_batches import Rows, plan_micro_batches, split_episodes
+from rollcage.trainer.learner.regularizers import KL_PENALTIES, entropy_bonus
 from rollcage.trainer.learner.statistics import Totals
 
+TokenModel = Callable[..., tuple[Tensor, Tensor]]
+"""(token_ids, loss_mask) -> log-probabilities and entropies of the trainable tokens, as `TokenLogprobs` has it."""
 
-@dataclass(slots=True)
-class MicroBatch:
-    """Rows cut to their last trainable token, on the rank's device; all [b, t].
 
-    ``weights`` are the aggregation's; ``old_logprobs`` None where they are the current ones.
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What one optimiser step moves the policy towards: of the whole batch, the same on all ranks.
+
+    Attributes:
+        advantages: float32 [B, T].
+        outcomes: float32 [B]; see `LossInputs`.
+        weights: float32 [B, T], the aggregation's; 0 outside of the mini-batch.
+        old_logprobs: float32 [B, T]; None where they are the current ones.
+        ref_logprobs: float32 [B, T]; None without a reference model.
+        other_rows: see `LossInputs`; each tensor [B].
     """
 
-    token_ids: Tensor
-    loss_mask: Tensor
     advantages: Tensor
-    rollout_logprobs: Tensor
-    old_logprobs: Tensor | None
+    outcomes: Tensor
     weights: Tensor
+    old_logprobs: Tensor | None
+    ref_logprobs: Tensor | None
+    other_rows: OtherRows | None
 
 
 class PolicyUpdate:
@@ -44,11 +61,17 @@ class PolicyUpdate:
         engine: DeepSpeed engine around a `TokenLogprobs`.
         config: of the learner.
         rank: this rank's number.
+        reference: the reference model, on the engine's device; there where ``config.needs_reference``, else None.
+
+    Raises:
+        ValueError: ``reference`` is not as the configuration asks.
     """
 
-    def __init__(self, engine: Any, config: LearnerConfig, rank: int) -> None:
-        self._engine, self._config, self._rank = engine, config, rank
+    def __init__(self, engine: Any, config: LearnerConfig, rank: int, reference: TokenModel | None = None) -> None:
+        self._engine, self._config, self._rank, self._reference = engine, config, rank, reference
         self._loss = LOSSES[config.loss]
+        if config.needs_reference != (reference is not None):
+            raise ValueError(f"needs_reference is {config.needs_reference}, reference is {reference!r}")
 
     def train(self, batch: Batch, policy_version: int) -> tuple[Totals, dict[str, float]]:
         """Update the policy, which has trained ``policy_version`` times before.
@@ -60,31 +83,39 @@ class PolicyUpdate:
             FloatingPointError: the gradient is not finite; the weights are of no use any more.
         """
         start_s, config = time.perf_counter(), self._config
-        advantages = ADVANTAGES[config.advantage](batch)
-        if config.whiten_advantages:
-            advantages = whiten(advantages, batch.loss_mask)
-        if config.mask_cut:
-            advantages = np.where(batch.cut_by_length[:, None], np.float32(0), advantages)
+        ref_logprobs = None if self._reference is None else self._logprobs(self._reference, batch)
+        old_logprobs = self.logprobs(batch) if config.kl_in_reward else None
+        advantages = self._advantages(batch, old_logprobs, ref_logprobs)
         pulls = batch.loss_mask  # tokens that have a gradient; rows without any stay out of the model
-        if config.entropy_coef == 0 and config.loss not in PULL_WITHOUT_ADVANTAGE:
+        if config.entropy_coef == 0 and config.kl_coef == 0 and config.loss not in PULL_WITHOUT_ADVANTAGE:
             pulls = pulls & (advantages != 0)
         pulling = np.any(pulls, axis=1)
+        split = _split_rows(batch) if config.loss in SEQUENCE_LEVEL else np.zeros(len(batch), np.bool_)
         mini_batches = list(self._mini_batches(batch, policy_version))
-        old_logprobs = None if len(mini_batches) == 1 else self.logprobs(batch, pulling)
+        if len(mini_batches) == 1:
+            old_logprobs = None  # the current ones; taken where they are, the ratio is exactly 1
+        elif old_logprobs is None:
+            old_logprobs = self.logprobs(batch, pulling | split)
         totals, loss, grad_norm, lr = Totals(), 0.0, 0.0, self._engine.get_lr()[0]
         for rows in mini_batches:
             in_mini_batch = np.zeros((len(batch), 1), np.bool_)
             in_mini_batch[rows] = True
-            weights = token_weights(
-                torch.from_numpy(batch.loss_mask & in_mini_batch),
-                config.aggregation,
-                sequence_ids=torch.from_numpy(batch.episode_ids),
-                max_length=config.max_length,
+            target = Target(
+                advantages=torch.from_numpy(advantages),
+                outcomes=torch.from_numpy(outcomes(batch, config.advantage)),
+                weights=token_weights(
+                    torch.from_numpy(batch.loss_mask & in_mini_batch),
+                    config.aggregation,
+                    sequence_ids=torch.from_numpy(batch.episode_ids),
+                    max_length=config.max_length,
+                ),
+                old_logprobs=None if old_logprobs is None else torch.from_numpy(old_logprobs),
+                ref_logprobs=None if ref_logprobs is None else torch.from_numpy(ref_logprobs),
+                other_rows=self._other_rows(batch, split & in_mini_batch[:, 0], old_logprobs),
             )
             plan = self._plan(batch, rows[pulling[rows]])
             for micro_rows in plan:
-                micro = self._gather(batch, micro_rows, advantages, old_logprobs, weights)
-                loss += self._backward(micro, totals, is_last=micro_rows is plan[-1])
+                loss += self._backward(batch, micro_rows, target, totals, is_last=micro_rows is plan[-1])
             grad_norm += optimizer_step(self._engine, config) / len(mini_batches)
         staleness = policy_version - batch.start_versions[np.unique(batch.episode_ids, return_index=True)[1]]
         return totals, {
@@ -100,15 +131,55 @@ class PolicyUpdate:
 
     def logprobs(self, batch: Batch, wanted: npt.NDArray[np.bool_] | None = None) -> npt.NDArray[np.float32]:
         """Return [B, T] log-probabilities of the ``wanted`` rows (default: all) under the current weights, else 0."""
+        return self._logprobs(self._engine, batch, wanted)
+
+    def _logprobs(
+        self, model: TokenModel, batch: Batch, wanted: npt.NDArray[np.bool_] | None = None
+    ) -> npt.NDArray[np.float32]:
         rows = np.flatnonzero(batch.loss_mask.any(1) if wanted is None else wanted)
         result = torch.zeros(batch.loss_mask.shape)
         with torch.no_grad():
             for micro_rows in self._plan(batch, rows):
-                micro = self._gather(batch, micro_rows)
-                logprobs, _ = self._engine(micro.token_ids, micro.loss_mask)
+                token_ids, loss_mask = self._gather(batch, micro_rows)
+                logprobs, _ = model(token_ids, loss_mask)
                 if len(micro_rows):
-                    result[micro_rows, : micro.loss_mask.shape[1]] = _place(logprobs, micro.loss_mask).cpu()
+                    result[micro_rows, : loss_mask.shape[1]] = _place(logprobs, loss_mask).cpu()
         return sum_over_ranks(result).numpy()
+
+    def _advantages(
+        self, batch: Batch, old_logprobs: npt.NDArray[np.float32] | None, ref_logprobs: npt.NDArray[np.float32] | None
+    ) -> npt.NDArray[np.float32]:
+        config = self._config
+        options: dict[str, Any] = dict(config.advantage_options)
+        if old_logprobs is not None and ref_logprobs is not None:
+            options["kl"] = old_logprobs - ref_logprobs
+        advantages = ADVANTAGES[config.advantage](batch, **options)
+        if config.whiten_advantages:
+            advantages = whiten(advantages, batch.loss_mask)
+        if config.mask_cut:
+            advantages = np.where(batch.cut_by_length[:, None], np.float32(0), advantages)
+        return advantages
+
+    def _other_rows(
+        self, batch: Batch, split: npt.NDArray[np.bool_], old_logprobs: npt.NDArray[np.float32] | None
+    ) -> OtherRows | None:
+        """Return what a sequence-level loss must know of the rows of an episode that it does not see, each [B].
+
+        Such rows may be in other micro-batches and on other ranks, so they go through the model once more, ahead.
+        """
+        if not split.any():
+            return None
+        current, mask = self.logprobs(batch, split), batch.loss_mask & split[:, None]
+
+        def elsewhere(values: npt.NDArray[np.floating[Any]]) -> Tensor:
+            own = np.where(mask, values, 0).clip(-MAX_LOG_RATIO, MAX_LOG_RATIO).sum(1, dtype=np.float64)
+            return torch.from_numpy(np.bincount(batch.episode_ids, weights=own)[batch.episode_ids] - own)
+
+        return OtherRows(
+            num_tokens=elsewhere(mask.astype(np.float64)),
+            log_ratio=elsewhere(current - (current if old_logprobs is None else old_logprobs)),
+            rollout_log_ratio=elsewhere(current - batch.rollout_logprobs),
+        )
 
     def _mini_batches(self, batch: Batch, policy_version: int) -> Iterator[Rows]:
         """Yield the rows of each optimiser step; the draw depends on the seed and the version alone."""
@@ -122,58 +193,67 @@ class PolicyUpdate:
         lengths = _lengths(batch.loss_mask)
         return plan_micro_batches(rows, lengths, self._config.num_ranks, self._config.micro_batch_tokens)[self._rank]
 
-    def _backward(self, micro: MicroBatch, totals: Totals, *, is_last: bool) -> float:
+    def _backward(self, batch: Batch, rows: Rows, target: Target, totals: Totals, *, is_last: bool) -> float:
         """Add one micro-batch's gradient; returns its share of the loss."""
-        with_entropy = self._config.entropy_coef != 0
-        flat_logprobs, flat_entropy = self._engine(micro.token_ids, micro.loss_mask, with_entropy)
-        logprobs, entropy = _place(flat_logprobs, micro.loss_mask), _place(flat_entropy, micro.loss_mask)
-        old = logprobs.detach() if micro.old_logprobs is None else micro.old_logprobs
-        token_loss, loss_statistics = self._loss(
-            logprobs, old, micro.rollout_logprobs, micro.advantages, micro.loss_mask, **self._config.loss_options
+        config = self._config
+        with_entropy = config.entropy_coef != 0
+        token_ids, mask = self._gather(batch, rows)
+        flat_logprobs, flat_entropy = self._engine(token_ids, mask, with_entropy)
+        logprobs, entropy = _place(flat_logprobs, mask), _place(flat_entropy, mask)
+
+        def cut(whole: Tensor) -> Tensor:
+            if len(rows) == 0:
+                return torch.zeros(mask.shape[: whole.ndim], dtype=whole.dtype, device=mask.device)
+            return (whole[rows, : mask.shape[1]] if whole.ndim == 2 else whole[rows]).to(mask.device)
+
+        weights, others = cut(target.weights), target.other_rows
+        inputs = LossInputs(
+            logprobs=logprobs,
+            old_logprobs=logprobs.detach() if target.old_logprobs is None else cut(target.old_logprobs),
+            rollout_logprobs=cut(torch.from_numpy(batch.rollout_logprobs)),
+            advantages=cut(target.advantages),
+            loss_mask=mask,
+            outcomes=cut(target.outcomes),
+            other_rows=others
+            and OtherRows(cut(others.num_tokens), cut(others.log_ratio), cut(others.rollout_log_ratio)),
         )
+        token_loss, loss_statistics = self._loss(inputs, **config.loss_options)
         if with_entropy:
-            token_loss = token_loss + entropy_bonus(entropy, micro.loss_mask, self._config.entropy_coef)
-        loss = aggregate(token_loss, micro.weights)
+            token_loss = token_loss + entropy_bonus(entropy, mask, config.entropy_coef)
+        if config.kl_coef and target.ref_logprobs is not None:
+            kl = KL_PENALTIES[config.kl_penalty](logprobs, cut(target.ref_logprobs), mask)
+            token_loss = token_loss + config.kl_coef * kl
+            loss_statistics["ref_kl"] = kl.detach()
+        loss = aggregate(token_loss, weights)
         # DeepSpeed averages over ranks; the weights are the global batch's already, so the sum is what is wanted.
-        backward(self._engine, loss * self._config.num_ranks, is_last=is_last)
+        backward(self._engine, loss * config.num_ranks, is_last=is_last)
         totals.add(
             logprobs=logprobs.detach(),
-            old_logprobs=old,
-            rollout_logprobs=micro.rollout_logprobs,
+            old_logprobs=inputs.old_logprobs,
+            rollout_logprobs=inputs.rollout_logprobs,
             entropy=entropy.detach(),
-            loss_mask=micro.loss_mask & (micro.weights != 0),  # not the token of a dummy
+            loss_mask=mask & (weights != 0),  # not the token of a dummy
             loss_statistics=loss_statistics,
         )
         return float(loss.detach())
 
-    def _gather(
-        self,
-        batch: Batch,
-        rows: Rows,
-        advantages: npt.NDArray[np.float32] | None = None,
-        old_logprobs: npt.NDArray[np.float32] | None = None,
-        weights: Tensor | None = None,
-    ) -> MicroBatch:
-        """Cut ``rows`` out of the batch; no rows give a dummy of one token that weighs nothing."""
+    def _gather(self, batch: Batch, rows: Rows) -> tuple[Tensor, Tensor]:
+        """Return token ids and loss mask of ``rows``, cut to the last trainable token, on the rank's device.
+
+        No rows give a dummy of one token that weighs nothing, since every rank must run as many passes.
+        """
         device = self._engine.device
         if len(rows) == 0:
-            zeros = torch.zeros((1, 2), device=device)
-            mask = torch.tensor([[False, True]], device=device)
-            return MicroBatch(zeros.long(), mask, zeros, zeros, zeros, zeros)
+            return torch.zeros((1, 2), dtype=torch.int64, device=device), torch.tensor([[False, True]], device=device)
         width = int(_lengths(batch.loss_mask[rows]).max())
+        token_ids, loss_mask = batch.token_ids[rows, :width], batch.loss_mask[rows, :width]
+        return torch.from_numpy(token_ids).to(device), torch.from_numpy(loss_mask).to(device)
 
-        def cut(array: npt.NDArray[Any]) -> Tensor:
-            return torch.from_numpy(array[rows, :width]).to(device)
 
-        unused = np.zeros((len(batch), 0), np.float32)
-        return MicroBatch(
-            token_ids=cut(batch.token_ids),
-            loss_mask=cut(batch.loss_mask),
-            advantages=cut(unused if advantages is None else advantages),
-            rollout_logprobs=cut(batch.rollout_logprobs),
-            old_logprobs=None if old_logprobs is None else cut(old_logprobs),
-            weights=cut(unused) if weights is None else weights[rows, :width].to(device),
-        )
+def _split_rows(batch: Batch) -> npt.NDArray[np.bool_]:
+    """Return which rows, [B], have a trainable token and belong to an episode with several such rows."""
+    trainable = batch.loss_mask.any(1)
+    return trainable & (np.bincount(batch.episode_ids, weights=trainable)[batch.episode_ids] > 1)
 
 
 def _lengths(loss_mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:

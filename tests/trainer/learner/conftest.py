@@ -19,8 +19,14 @@ def make_rows(
     episodes: Sequence[int] | None = None,
     rewards: Sequence[Sequence[float]] | None = None,
     truncated: Sequence[bool] | None = None,
+    turns: Sequence[Sequence[int]] | None = None,
+    anchors: Sequence[Sequence[int]] | None = None,
+    greedy_returns: Sequence[float] | None = None,
 ) -> Batch:
-    """Return a batch with the given loss mask [B, T]; by default one group in which every row is an episode."""
+    """Return a batch with the given loss mask [B, T].
+
+    By default it is one group in which every row is an episode, of one turn that answers the same observation.
+    """
     mask = np.array(loss_mask, np.bool_)
     size = len(mask)
     return Batch(
@@ -36,6 +42,9 @@ def make_rows(
         cut_by_length=np.zeros(size, np.bool_),
         policy_versions=np.where(mask, 0, -1).astype(np.int32),
         start_versions=np.zeros(size, np.int32),
+        turns=np.array(turns if turns is not None else np.where(mask, 0, -1), np.int32),
+        anchors=np.array(anchors if anchors is not None else np.where(mask, 0, -1), np.int32),
+        greedy_returns=np.array(greedy_returns if greedy_returns is not None else [np.nan] * size, np.float32),
     )
 
 
@@ -49,7 +58,9 @@ def make_random_batch(
 ) -> Batch:
     """Return rows of random tokens below 32: prompt, response with an observation in its middle, padding.
 
-    The returns of group 0 are equal, so its advantages are zero; those of the other groups are mixed.
+    The returns of group 0 are equal, so its advantages are zero; those of the other groups are mixed. Every episode has
+    two turns, parted by the observation, of which the last one is rewarded; half of the second turns answer the same
+    observation. The greedy returns are 0.25.
     """
     rng = np.random.default_rng(seed)
     size, width = num_groups * group_size, prompt + response
@@ -63,6 +74,11 @@ def make_random_batch(
     batch.rollout_logprobs = np.where(batch.loss_mask, rng.normal(-3.4, 0.3, (size, width)), 0).astype(np.float32)
     batch.group_ids = np.arange(size) // group_size
     batch.returns[batch.group_ids == 0] = 1.0
+    last = np.where(batch.loss_mask, column, 0).max(1)
+    batch.rewards[np.arange(size), last] = batch.returns
+    batch.turns = np.where(batch.loss_mask, (column >= prompt + 4).astype(np.int32), -1).astype(np.int32)
+    batch.anchors = np.where(batch.turns == 1, 1 + np.arange(size)[:, None] % 2, batch.turns).astype(np.int32)
+    batch.greedy_returns[:] = 0.25
     return batch
 
 

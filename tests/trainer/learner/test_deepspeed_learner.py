@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -235,3 +236,26 @@ def test_two_ranks_and_several_mini_batches_a_batch(
         learner.close()
     with pytest.raises(UserError, match=r"was written with .*'num_ranks': 2.* use the same"):
         LiveLearner(LearnerConfig(), checkpoint=tmp_path)
+
+
+def test_a_reference_model_holds_the_policy_back(
+    tiny_policy: Path, random_batch: Callable[..., Batch], tmp_path: Path
+) -> None:
+    batch = random_batch()
+    options: dict[str, Any] = {"loss": "topr", "lr": 3e-3, "kl_coef": 0.5, "kl_penalty": "k2"}
+    learner = LiveLearner(LearnerConfig(str(tiny_policy), **options))
+    try:
+        before = learner.logprobs(batch)
+        assert learner.train(batch)["ref_kl"] == 0, "the first policy is its own reference"
+        learner.save(tmp_path)
+        distance = (learner.logprobs(batch) - before)[batch.loss_mask]
+        expected = np.square(distance).mean() / 2
+        assert expected > 0
+        assert learner.train(batch)["ref_kl"] == pytest.approx(expected, rel=1e-3)
+    finally:
+        learner.close()
+    resumed = LiveLearner(LearnerConfig(str(tiny_policy), **options), checkpoint=tmp_path)
+    try:
+        assert resumed.train(batch)["ref_kl"] == pytest.approx(expected, rel=1e-3), "not the checkpoint's"
+    finally:
+        resumed.close()

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -93,6 +94,50 @@ def test_the_gradient_is_the_formula_for_any_micro_batch_rank_and_zero_stage(
                 torch.testing.assert_close(
                     gradients[weight], gradient, rtol=1e-4, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}"
                 )
+
+
+@pytest.mark.timeout(300)
+def test_an_episode_whose_rows_are_on_two_ranks_has_one_ratio(tiny_policy: Path, batch: Batch, tmp_path: Path) -> None:
+    torn = Batch(*(getattr(batch, name).copy() for name in Batch.__slots__))
+    torn.episode_ids = np.array([0, 1, 2, 3, 4, 4, 5, 6, 7, 7, 7])
+    torn.returns = np.array([1, 1, 1, 1, 0, 0, 1, 0, 0, 0, 0], np.float32)
+    torn.returns[torn.group_ids == 2] = [0, 0, 0]  # one episode of three rows: nothing to compare it with
+    common: dict[str, Any] = {"loss": "topr", "advantage": "dr_grpo", "num_ranks": 2, "max_grad_norm": 1e9}
+    results = probe(
+        torn,
+        {
+            "whole": LearnerConfig(str(tiny_policy), **common),
+            "zero 3, one row at a time": LearnerConfig(str(tiny_policy), zero_stage=3, micro_batch_tokens=1, **common),
+        },
+        2,
+        tmp_path,
+    )
+    policy = load_model(tiny_policy)
+    logprobs = {row: row_logprobs(policy, torn, row) for row in range(4, 8)}
+    losses = []
+    for rows in ([4, 5], [6], [7]):  # the episodes of group 1; their returns are 0, 1, 0
+        advantage = float(torn.returns[rows[0]]) - 1 / 3
+        ratio = sum(
+            (logprobs[row].detach() - torch.from_numpy(torn.rollout_logprobs[row][torn.loss_mask[row]])).sum()
+            for row in rows
+        )
+        weight = 1.0 if advantage > 0 else float(torch.as_tensor(ratio).clamp(max=0).exp())
+        losses.append(-weight * advantage * torch.cat([logprobs[row] for row in rows]).mean())
+    (torch.stack(losses).sum() / 8).backward()  # eight episodes have tokens
+    for name, (_, rows_skipped, gradients) in results.items():
+        assert rows_skipped == 7, name
+        for weight_name, weight in policy.named_parameters():
+            torch.testing.assert_close(
+                gradients[weight_name], weight.grad, rtol=1e-3, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}"
+            )
+
+
+def row_logprobs(policy: Any, batch: Batch, row: int) -> torch.Tensor:
+    """Return the log-probabilities of a row's trainable tokens."""
+    length = int(batch.attention_mask[row].sum())
+    ids, mask = torch.from_numpy(batch.token_ids[row, :length]), torch.from_numpy(batch.loss_mask[row, 1:length])
+    table = torch.log_softmax(policy(input_ids=ids[None]).logits[0, :-1], -1)
+    return table.gather(-1, ids[1:, None])[:, 0][mask]
 
 
 def probe(batch: Batch, configs: dict[str, LearnerConfig], num_ranks: int, folder: Path) -> dict[str, Result]:
