@@ -86,7 +86,8 @@ class SWEBenchEnv(SWEEnv):
     system packages need the official image. Instances from a source distribution have its files, not the commit's.
 
     ## Arguments
-    - ``dataset``: "lite", "verified" or "full"; `rollcage.envs.data` says where its files are looked for.
+    - ``dataset``: "lite", "verified" or "full"; `rollcage.envs.data` says where its files are looked for. Or "sample":
+      four rows of our own suite that take the same way, and need neither data nor network.
     - ``data``: your own rows instead: a file (.jsonl, .jsonl.xz, .json, .parquet), a folder of files, or {split: file
       or folder}.
     - ``data_dir``: the only folder in which ``dataset`` is looked for.

@@ -24,7 +24,9 @@ from rollcage.envs.swe.official import (
     requirements_paths,
     specification,
 )
-from rollcage.envs.swe.sources import from_mirror, from_sdist, mirror_of, pip, tree_from_mirror
+from rollcage.envs.swe.sample import OWN
+from rollcage.envs.swe.sources import from_files, from_mirror, from_sdist, mirror_of, pip, tree_from_mirror
+from rollcage.envs.swe.suite import mini_files
 from rollcage.sandbox.errors import ImageMissing
 from rollcage.sandbox.images import BASE_PYTHON, base_image
 from rollcage.sandbox.images.running import run, silent
@@ -79,7 +81,8 @@ class Build:
 
     def __init__(self, row: Mapping[str, Any], source: Source) -> None:
         self.row, self.spec = row, specification(row)
-        self.mirror = mirror_of(source.mirror, row["repo"]) if not source.sdist else ""
+        self.is_own = row["repo"].startswith(OWN)
+        self.mirror = mirror_of(source.mirror, row["repo"]) if not source.sdist and not self.is_own else ""
         self.sdist, self.name = source.sdist, row["instance_id"]
         self.python = str(source.python or self.spec.get("python", BASE_PYTHON))
         pre_install = self.spec.get("pre_install", [])
@@ -105,11 +108,18 @@ class Build:
         return "swe-1 " + _digest(parts)
 
     @property
+    def _installs(self) -> bool:
+        return any(self.spec.get(key) for key in ("packages", "pip_packages", "install"))
+
+    @property
     def _reads_requirements(self) -> bool:
         return bool(self.spec.get("packages") == "requirements.txt")
 
     async def fetch(self, folder: Path, machine: str, timeout_s: float) -> None:
         """Get the repository: ``folder/git`` and ``folder/tree``."""
+        if self.is_own:
+            await from_files(mini_files(self.row["repo"].removeprefix(OWN)), folder, self.name, timeout_s)
+            return
         if self.sdist:
             await from_sdist(self.sdist, self.python, machine, folder, self.name, timeout_s)
             return
@@ -121,7 +131,7 @@ class Build:
     def requirements(self, folder: Path) -> list[list[str]]:
         """Return what is installed before the repository, in its order, as arguments of pip."""
         packages = self.spec.get("packages", "")
-        first = [*_ALWAYS]
+        first = [*_ALWAYS] if self._installs else []
         second: list[str] = []
         if self._reads_requirements:
             tree = folder / "setup" if (folder / "setup").is_dir() else folder / "tree"
@@ -140,6 +150,7 @@ class Build:
         """Get the wheels; returns Dockerfile and folders of the environment's image."""
         wheels, lists, commands = folder / "wheels", folder / "lists", ["set -e", f"mkdir -p {CONDA}/envs"]
         lists.mkdir()
+        wheels.mkdir()
         commands.append(f"python3 -m venv {CONDA}/envs/{ENV_NAME}")
         for position, part in enumerate(requirements):
             (lists / f"{position}.txt").write_text("\n".join(part) + "\n", encoding="utf-8")
@@ -159,12 +170,9 @@ class Build:
         wheels, tree = folder / "own_wheels", folder / "tree"
         wheels.mkdir()
         given = ("--dest", str(wheels))
-        await run(
-            (*pip(self.python, machine, "download", *given), *_ALWAYS, *_build_requires(tree)),
-            self.name,
-            silent,
-            timeout_s,
-        )
+        if self._installs:
+            command = (*pip(self.python, machine, "download", *given), *_ALWAYS, *_build_requires(tree))
+            await run(command, self.name, silent, timeout_s)
         if any("pip install" in command for command in self.commands):
             shutil.copytree(folder / "git", tree / ".git", dirs_exist_ok=True)  # packages take their version from it
             command = (*pip(self.python, machine, "download", *given), str(tree))

@@ -39,7 +39,7 @@ def run_swebench(argv: Sequence[str]) -> int:
     )
     parser.add_argument("action", metavar="{build,check,ls,prune}")
     parser.add_argument("instances", nargs="*", metavar="INSTANCE", help="instance id; with check, none means all")
-    parser.add_argument("--dataset", default="lite", help="lite, verified or full (default: lite)")
+    parser.add_argument("--dataset", default="lite", help="lite, verified, full or sample (default: lite)")
     parser.add_argument("--data", type=Path, help="file or folder of rows instead")
     parser.add_argument("--mirror", default="", help="path or URL of a git repository; {repo} is owner/name")
     parser.add_argument(

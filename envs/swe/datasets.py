@@ -10,6 +10,7 @@ from typing import Any
 from rollcage.envs.alfworld.cache import cache_root
 from rollcage.envs.data import Data, FileTasks, Published, find_dataset, own_files
 from rollcage.envs.swe.rows import read_rows
+from rollcage.envs.swe.sample import sample_rows
 from rollcage.envs.tasks import read_jsonl
 from rollcage.errors import UserError
 
@@ -29,7 +30,7 @@ def swe_tasks(
     """Return the rows as tasks; a task's id is ``split/instance_id``.
 
     Args:
-        dataset: one of `DATASETS`, looked for as `rollcage.envs.data` says, in a folder ``swebench``.
+        dataset: one of `DATASETS`, looked for as `rollcage.envs.data` says, in a folder ``swebench``; or "sample".
         data: files of one's own instead, as `rollcage.envs.data.own_files` takes them, or a folder of .parquet files.
         data_dir: the only folder in which ``dataset`` is looked for.
         quarantine: see `read_quarantine`.
@@ -37,6 +38,9 @@ def swe_tasks(
     Raises:
         UserError: no such data, or they are malformed; the message names file and row.
     """
+    if dataset == "sample" and data is None:
+        own = {split: [{**row, "id": row["instance_id"]} for row in rows] for split, rows in sample_rows().items()}
+        return FileTasks("swebench-sample", own, "Apache-2.0", {})
     files = _parquet_files(data) or own_files(data) if data is not None else None
     files = files if files is not None else find_dataset(dataset, "swebench", DATASETS, data_dir)
     why = read_quarantine(quarantine)

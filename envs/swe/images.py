@@ -22,6 +22,7 @@ from typing import IO, Any, NamedTuple, TypeVar
 
 from rollcage.envs.alfworld.cache import cache_root
 from rollcage.envs.swe.build import LABEL, USER, Build, Source
+from rollcage.envs.swe.sample import OWN
 from rollcage.errors import UserError
 from rollcage.sandbox.errors import ImageMissing
 from rollcage.sandbox.images.running import Progress, silent
@@ -116,9 +117,10 @@ class Images:
         return None
 
     def _get(self, endpoint: str, row: Mapping[str, Any], official: str) -> str:
-        if not (why := run(_pull(endpoint, official, self._timeout_s))):
+        is_own = row["repo"].startswith(OWN)
+        if not is_own and not (why := run(_pull(endpoint, official, self._timeout_s))):
             return official
-        if self._mirror:
+        if self._mirror or is_own:
             source = Source(self._mirror)
             return run(build(row, source, endpoint, is_for_env=True, timeout_s=self._timeout_s))
         instance = row["instance_id"]

@@ -122,7 +122,8 @@ def _normal(given: Any) -> dict[str, Any]:
     if "spec" in row and not (isinstance(row["spec"], dict) and isinstance(row["spec"].get("test_cmd"), str)):
         raise ValueError("spec must be an object with at least 'test_cmd', as in the official table")
     if row.get("patch_is_bug"):
-        files = sorted({test.partition("::")[0] for test in [*row["FAIL_TO_PASS"], *row["PASS_TO_PASS"]]})
+        tests = [*row["FAIL_TO_PASS"], *row["PASS_TO_PASS"]]
+        files = sorted({test.partition("::")[0] for test in tests if "::" in test})
         spec = dict(row.get("spec") or _SMITH_SPEC)
         row["spec"] = {**spec, "test_files": files, "test_cmd": " ".join([spec["test_cmd"], *files])}
     return row

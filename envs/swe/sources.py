@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from rollcage.envs.swe.git_objects import AUTHOR, DATE, MESSAGE
@@ -114,6 +115,15 @@ async def from_sdist(requirement: str, python: str, machine: str, folder: Path, 
     tree = str(folder / "tree")
     await run(("sh", "-c", _UNPACK, "tar", str(folder / "sdist"), tree), what, silent, timeout_s)
     await run(("sh", "-c", _COMMIT, "git", tree, str(folder / "git")), what, silent, timeout_s)
+
+
+async def from_files(files: Mapping[str, bytes], folder: Path, what: str, timeout_s: float) -> None:
+    """Make ``folder/git`` and ``folder/tree`` of files in memory: one commit, always the same."""
+    tree = folder / "tree"
+    for path, data in files.items():
+        (tree / path).parent.mkdir(parents=True, exist_ok=True)
+        (tree / path).write_bytes(data)
+    await run(("sh", "-c", _COMMIT, "git", str(tree), str(folder / "git")), what, silent, timeout_s)
 
 
 def pip(python: str, machine: str, command: str, *options: str) -> tuple[str, ...]:
