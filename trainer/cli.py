@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 PLACEMENTS = "{inline,process,sandbox}"
 POLICY_HELP = (
     "expert, random, gold or empty (where the environment offers them), openai:MODEL@URL (key from $OPENAI_API_KEY), "
-    "small or smollm2 (models that come along), "
+    "small, small-frozenlake or smollm2 (models that come along), "
     "or the path of a model folder, a GGUF file, a checkpoint, or a run (its newest checkpoint)"
 )
 

@@ -16,14 +16,14 @@ from rollcage.trainer.agents.endpoint import ChatEndpoint
 from rollcage.trainer.agents.solvers import Solver, SolverAgent
 from rollcage.trainer.checkpoints import newest_checkpoint
 from rollcage.trainer.models import find_model
-from rollcage.trainer.policies import small_policy_path
+from rollcage.trainer.policies import SMALL_POLICIES, small_policy_path
 from rollcage.trainer.rollout.episode import Agent
 from rollcage.trainer.types import Sampling
 
 SOLVERS: tuple[Solver, ...] = ("expert", "random", "gold", "empty")
 """Policies that an environment brings itself, where it offers them."""
 
-MODELS = ("small", "smollm2")
+MODELS = (*SMALL_POLICIES, "smollm2")
 """Models that come with Rollcage or with a package of their own; see `rollcage.trainer.config.model_path`."""
 
 
@@ -145,7 +145,7 @@ def generation_config(name: str) -> dict[str, Any]:
     Raises:
         UserError: the file is damaged.
     """
-    path = small_policy_path() if name == "small" else Path(name)
+    path = small_policy_path(name) if name in SMALL_POLICIES else Path(name)
     if name in (*SOLVERS, "smollm2") or not path.exists():
         return {}
     file = find_model(find_checkpoint(path)) / "generation_config.json"

@@ -1,10 +1,13 @@
-"""The policies that ship with Rollcage: one small language model, ready to learn Countdown."""
+"""The policies that ship with Rollcage: small language models, each ready to learn one game."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+SMALL_POLICIES = ("small", "small-frozenlake")
+"""Their names: they play Countdown and FrozenLake."""
 
-def small_policy_path() -> Path:
-    """Return the folder of the small policy: a causal language model and its tokenizer in transformers' format."""
-    return Path(__file__).parent / "small"
+
+def small_policy_path(name: str = "small") -> Path:
+    """Return the folder of a small policy: a causal language model and its tokenizer in transformers' format."""
+    return Path(__file__).parent / name

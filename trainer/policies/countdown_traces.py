@@ -82,7 +82,7 @@ class Demonstrator:
         return solution or random_attempt(start, rng)
 
 
-def demonstrations(demonstrator: Demonstrator, seed: int) -> Iterator[tuple[str, str]]:
+def demonstrations(seed: int, demonstrator: Demonstrator = Demonstrator()) -> Iterator[tuple[str, ...]]:
     """Yield prompts of `rollcage/Countdown-v0`'s training tasks, each with the message that demonstrates an answer."""
     rng = random.Random(seed)
     envs = {num_numbers: CountdownEnv(num_numbers=num_numbers) for num_numbers in (3, 4)}

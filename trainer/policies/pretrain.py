@@ -1,11 +1,11 @@
-"""Teaches the small policy: plain next-token prediction on the messages of demonstrations."""
+"""Teaches a small policy: plain next-token prediction on its messages in demonstrations."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import cycle, islice
 from typing import Any
 
 import torch
@@ -34,13 +34,13 @@ class PretrainConfig:
     seed: int = 0
 
 
-def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """Return the untaught model: six layers of four heads, 1.3 million parameters in all."""
+def build_model(tokenizer: PreTrainedTokenizerFast, num_layers: int) -> LlamaForCausalLM:
+    """Return the untaught model: layers of four heads, 0.2 million parameters each."""
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=128,
         intermediate_size=384,
-        num_hidden_layers=6,
+        num_hidden_layers=num_layers,
         num_attention_heads=4,
         num_key_value_heads=4,
         max_position_embeddings=tokenizer.model_max_length,
@@ -56,7 +56,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
 def pretrain(
     model: LlamaForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
-    demonstrations: Iterator[tuple[str, str]],
+    demonstrations: Iterator[tuple[str, ...]],
     config: PretrainConfig,
 ) -> Iterator[float]:
     """Teach ``model`` in place; yields the loss of each step (nats per token of the messages).
@@ -87,27 +87,33 @@ def pretrain(
 
 
 def _batches(
-    tokenizer: PreTrainedTokenizerFast, demonstrations: Iterator[tuple[str, str]], config: PretrainConfig
+    tokenizer: PreTrainedTokenizerFast, demonstrations: Iterator[tuple[str, ...]], config: PretrainConfig
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield input ids and labels, both [B, T]; a label is -100 where nothing is taught: prompt and padding."""
+    """Yield input ids and labels, both [B, T]; a label is -100 where nothing is taught: observations, padding."""
     rng = random.Random(config.seed)
     size = config.batch_size
     while pool := list(islice(demonstrations, size * BATCHES_PER_POOL)):
-        rows = sorted((_encode(tokenizer, prompt, message) for prompt, message in pool), key=lambda row: len(row[0]))
+        rows = sorted((_encode(tokenizer, texts) for texts in pool), key=lambda row: len(row[0]))
         batches = [rows[start : start + size] for start in range(0, len(rows), size)]  # of alike lengths: less padding
         rng.shuffle(batches)
         for batch in batches:
             yield _padded((ids for ids, _ in batch), tokenizer.pad_token_id), _padded((y for _, y in batch), -100)
 
 
-def _encode(tokenizer: PreTrainedTokenizerFast, prompt: str, message: str) -> tuple[list[int], list[int]]:
-    """Return the ids of a conversation, and its labels."""
-    question: dict[str, Any] = {"role": "user", "content": prompt}
-    answer: dict[str, Any] = {"role": "assistant", "content": message}
-    text = tokenizer.apply_chat_template([question], tokenize=False, add_generation_prompt=True)
-    whole = tokenizer.apply_chat_template([question, answer], tokenize=False)
-    prompt_ids, answer_ids = (tokenizer(part).input_ids for part in (text, whole.removeprefix(text)))
-    return prompt_ids + answer_ids, [-100] * len(prompt_ids) + answer_ids
+def _encode(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> tuple[list[int], list[int]]:
+    """Return the ids of a conversation, observation and action in turn, and its labels."""
+    messages: list[dict[str, Any]] = []
+    ids: list[int] = []
+    labels: list[int] = []
+    rendered = ""
+    for role, text in zip(cycle(("user", "assistant")), texts, strict=False):
+        messages.append({"role": role, "content": text})
+        before = rendered
+        rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=role == "user")
+        new = tokenizer(rendered.removeprefix(before)).input_ids
+        ids += new
+        labels += new if role == "assistant" else [-100] * len(new)
+    return ids, labels
 
 
 def _padded(rows: Iterable[list[int]], value: int) -> torch.Tensor:

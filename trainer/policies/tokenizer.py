@@ -1,4 +1,4 @@
-"""The small policy's tokenizer: byte-level, so that no text is lost, and short on Countdown's own phrases."""
+"""The small policies' tokenizer: byte-level, so that no text is lost, and short on their game's own phrases."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from transformers import PreTrainedTokenizerFast
 PAD, USER, ASSISTANT, SYSTEM, END = "<|pad|>", "<|user|>", "<|assistant|>", "<|system|>", "<|end|>"
 VOCAB_SIZE = 448
 
-# Each digit, each operator of an expression and each answer tag is a token of its own; whatever lies between them is
-# one piece, spaces included, so that a fixed phrase may become a single token. An operator before a space belongs to
-# a phrase ("with + - * / and parentheses"), not to an expression.
-PIECES = Regex(r"\p{N}|</?answer>|[-+*/()=](?! )")
+# A token of its own is each digit, each operator of an expression, each answer tag, an answer of one word together with
+# its tags, and each cell of a map (a capital letter alone, with the space or line end before it). Whatever lies between
+# them is one piece, spaces included, so that a fixed phrase may become a single token. An operator before a space
+# belongs to a phrase ("with + - * / and parentheses"), not to an expression.
+PIECES = Regex(r"<answer>[a-z]+</answer>|</?answer>|\p{N}|[-+*/()=](?! )|(?:\A|[ \n])[A-Z](?![^ \n])")
 
 # Every message is its role's token and its text; an assistant message has an end as well, because a model must be
 # able to say that it is done. Nothing stands between messages, so the ids of a conversation only ever grow.

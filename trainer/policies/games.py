@@ -1,0 +1,63 @@
+"""The games that small policies play: for each policy, what it is taught on and where it is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from rollcage.envs.core import TextEnv
+from rollcage.envs.countdown.env import CountdownEnv
+from rollcage.envs.frozen_lake.env import FrozenLakeEnv
+from rollcage.trainer.policies import countdown_traces, frozen_lake_traces
+
+
+@dataclass(frozen=True, slots=True)
+class Game:
+    """What the policy of one game is made of.
+
+    Attributes:
+        env: makes the environment; takes ``split``.
+        env_id: its id.
+        demonstrations: seed -> endless conversations: observation, action, observation, action, ...
+        num_layers: of the model.
+        steps: optimiser steps that teach it.
+        max_new_tokens: most tokens of one message.
+        lesson: what the demonstrations are like, and what they leave to learn.
+        scope: all that the policy knows.
+    """
+
+    env: Callable[..., TextEnv]
+    env_id: str
+    demonstrations: Callable[[int], Iterator[tuple[str, ...]]]
+    num_layers: int
+    steps: int
+    max_new_tokens: int
+    lesson: str
+    scope: str
+
+
+GAMES: dict[str, Game] = {
+    "small": Game(
+        env=CountdownEnv,
+        env_id="rollcage/Countdown-v0",
+        demonstrations=countdown_traces.demonstrations,
+        num_layers=6,
+        steps=1800,
+        max_new_tokens=160,
+        lesson="searches that are right\nin every step, but badly aimed, and often given up early. So the policy can "
+        "calculate, search and judge, and has much to\nlearn by reinforcement learning, which is what it is for.",
+        scope="three or four numbers up to 99",
+    ),
+    "small-frozenlake": Game(
+        env=FrozenLakeEnv,
+        env_id="rollcage/FrozenLake-v0",
+        demonstrations=frozen_lake_traces.demonstrations,
+        num_layers=4,
+        steps=250,
+        max_new_tokens=8,
+        lesson="walks whose every\nmove is drawn by itself: rather towards the goal than away from it, and half as "
+        "often into a hole as onto ice. So the policy\nreads the map, and has caution and planning to learn by "
+        "reinforcement learning, which is what it is for.",
+        scope="maps of 4 x 4 cells, one move per message",
+    ),
+}
