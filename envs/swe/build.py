@@ -82,7 +82,6 @@ class Build:
     def __init__(self, row: Mapping[str, Any], source: Source) -> None:
         self.row, self.spec = row, specification(row)
         self.is_own = row["repo"].startswith(OWN)
-        self.mirror = mirror_of(source.mirror, row["repo"]) if not source.sdist and not self.is_own else ""
         self.sdist, self.name = source.sdist, row["instance_id"]
         self.python = str(source.python or self.spec.get("python", BASE_PYTHON))
         pre_install = self.spec.get("pre_install", [])
@@ -93,6 +92,7 @@ class Build:
             raise ImageMissing(f"{self.name}: its specification is conda's environment.yml; use the official image.")
         if any("apt-get" in command for command in pre_install):
             raise ImageMissing(f"{self.name}: it needs packages of the system; use the official image.")
+        self.mirror = mirror_of(source.mirror, row["repo"]) if not source.sdist and not self.is_own else ""
         self.commands = [*pre_install, *([self.spec["install"]] if self.spec.get("install") else [])]
 
     @property

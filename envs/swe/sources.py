@@ -53,11 +53,13 @@ git init -q -b main --template=
 git config --unset core.worktree || true
 git add -A -f
 git commit -q -m '{MESSAGE}'
-rm -rf "$GIT_DIR/logs"
+rm -rf "$GIT_DIR/logs" "$GIT_DIR/index"
 """
 _CHECK_OUT = """set -e
 mkdir -p "$2"
+export GIT_INDEX_FILE="$2.index"
 git --git-dir="$1" --work-tree="$2" checkout -q -f "$3" -- .
+rm "$GIT_INDEX_FILE"
 """
 _UNPACK = 'set -e; mkdir -p "$2"; tar -xf "$1"/* -C "$2" --strip-components=1 --no-same-owner'
 
