@@ -1,10 +1,14 @@
-"""How the learner and its ranks frame their messages: a length, then a pickle. Both ends are the same program."""
+"""How a process of ours and the workers that it starts frame their messages: a length, then a pickle; one program."""
 
 from __future__ import annotations
 
+import os
 import pickle
+import queue
+import signal
 import socket
 import struct
+import threading
 from typing import Any
 
 HEADER = struct.Struct("!Q")
@@ -24,6 +28,25 @@ def receive(connection: socket.socket) -> Any:
     """
     (size,) = HEADER.unpack(_receive_bytes(connection, HEADER.size))
     return pickle.loads(_receive_bytes(connection, size))
+
+
+def listen(connection: socket.socket) -> queue.SimpleQueue[Any]:
+    """Let a thread put what the parent sends into the queue that is returned.
+
+    At the end of the line it ends our whole process group at once, whatever that computes: a worker cannot outlive its
+    parent. To be called before slow imports.
+    """
+    messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(connection, messages), daemon=True).start()
+    return messages
+
+
+def _listen(connection: socket.socket, messages: queue.SimpleQueue[Any]) -> None:
+    try:
+        while True:
+            messages.put(receive(connection))
+    except EOFError:
+        os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 def _receive_bytes(connection: socket.socket, size: int) -> bytearray:
