@@ -63,6 +63,16 @@ def resolve_dtype(dtype: str, device: str = "cpu") -> str:
     return "bfloat16" if fast else "float32"
 
 
+def fastest_attention(device: str, dtype: str) -> str:
+    """Return transformers' name of the attention kernel to train with: flash attention where it is there and can run.
+
+    It needs a GPU, and matrix products in half precision (``dtype``, one of `DTYPES`); else PyTorch's own kernel.
+    """
+    usable = device != "cpu" and dtype in ("bfloat16", "float16")
+    utils = require("transformers", "train").utils
+    return "flash_attention_2" if usable and utils.is_flash_attn_2_available() else "sdpa"
+
+
 def load_tokenizer(path: str | Path) -> Any:
     """Load the tokenizer of the model at ``path`` (as in `load_model`), chat template included.
 
@@ -73,6 +83,27 @@ def load_tokenizer(path: str | Path) -> Any:
     source = find_model(path)
     with _readable("tokenizer", source), _quiet(transformers):
         return transformers.AutoTokenizer.from_pretrained(**_arguments(source))
+
+
+def load_config(path: str | Path) -> Any:
+    """Load the configuration of the model at ``path`` (as in `load_model`): a ``transformers.PretrainedConfig``.
+
+    Raises:
+        UserError: no such model, or its configuration cannot be read.
+    """
+    transformers = require("transformers", "train")
+    source = find_model(path)
+    with _readable("configuration", source), _quiet(transformers):
+        return transformers.AutoConfig.from_pretrained(**_arguments(source))
+
+
+def save_unpacked(path: str | Path, folder: Path) -> None:
+    """Write the model at ``path`` to ``folder`` in transformers' format, without its tokenizer: for who reads no GGUF.
+
+    Raises:
+        UserError: as in `load_model`.
+    """
+    load_model(path).save_pretrained(folder)
 
 
 def find_model(path: str | Path) -> Path:

@@ -1,4 +1,4 @@
-"""``rollcage bench engines``: tokens per second of the local engine and of plain ``generate``, on the same work."""
+"""``rollcage bench engines``: tokens per second of our engines and of plain ``generate``, on the same work."""
 
 from __future__ import annotations
 
@@ -14,19 +14,24 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import transformers
 
 from rollcage.command import CommandParser
 from rollcage.errors import UserError
+from rollcage.trainer.engines.base import Engine
 from rollcage.trainer.engines.local import LocalEngine, LocalEngineConfig
+from rollcage.trainer.engines.vllm import VllmEngine, VllmEngineConfig
 from rollcage.trainer.models import load_model
 from rollcage.trainer.types import Request, Sampling
 
 BATCH_SIZE = 64
+_CONTENDERS = ("local_engine", "vllm_engine", "generate", "generate_with_logprobs")
 
 
 @dataclass(frozen=True)
@@ -110,10 +115,10 @@ class Generate:
                 logprobs.tolist()
 
 
-class Local:
-    """The local engine: all requests at once, of which it runs `BATCH_SIZE`."""
+class OfEngine:
+    """An engine: all requests at once, of which it runs `BATCH_SIZE`."""
 
-    def __init__(self, engine: LocalEngine) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     async def __call__(self, work: Work) -> None:
@@ -129,7 +134,8 @@ def main(argv: Sequence[str]) -> int:
     """Measure; the last line on stdout is one JSON object."""
     parser = CommandParser(
         "rollcage bench engines",
-        "Tokens per second of the local engine and of plain transformers generate, repetitions interleaved.",
+        "Tokens per second of the local engine, of vLLM (where it is installed) and of plain transformers generate, "
+        "repetitions interleaved.",
         "rollcage bench engines\nrollcage bench engines --model runs/my-run --threads 2 --report engines.md",
     )
     parser.add_argument("--model", help="model folder (default: a random Llama of 1.8 M parameters)")
@@ -171,22 +177,38 @@ async def _measure(folder: str, arguments: Any) -> dict[str, Any]:
             dtype=arguments.dtype,
         )
     )
-    await engine.start()
-    contenders: dict[str, Callable[[Work], Coroutine[Any, Any, None]]] = {
-        "local_engine": Local(engine),
-        "generate": Generate(model, logprobs=False),
-        "generate_with_logprobs": Generate(model, logprobs=True),
-    }
+    engines: dict[str, Engine] = {"local_engine": engine}
+    processes = [psutil.Process()]
+    if find_spec("vllm") is not None:
+        engines["vllm_engine"] = vllm = VllmEngine(
+            VllmEngineConfig(
+                model=folder,
+                max_batch_size=BATCH_SIZE,
+                max_context_tokens=512,
+                num_threads=arguments.threads,
+                dtype=arguments.dtype,
+                compile=arguments.device != "cpu",
+            )
+        )
     rates: dict[str, Any] = {}
     try:
+        for each in engines.values():
+            await each.start()
+        if len(engines) > 1:
+            processes.append(psutil.Process(vllm.pid))
+        contenders: dict[str, Callable[[Work], Coroutine[Any, Any, None]]] = {
+            **{name: OfEngine(each) for name, each in engines.items()},
+            "generate": Generate(model, logprobs=False),
+            "generate_with_logprobs": Generate(model, logprobs=True),
+        }
         for name, work in works.items():
             seconds: dict[str, list[tuple[float, float]]] = {contender: [] for contender in contenders}
             for repetition in range(arguments.repetitions + 1):  # the first one warms up
                 sys.stderr.write(f"{work.title}: {repetition}/{arguments.repetitions}\n")
                 for contender, run in contenders.items():
-                    wall_s, cpu_s = time.perf_counter(), time.process_time()
+                    wall_s, cpu_s = time.perf_counter(), _cpu_seconds(processes)
                     await run(work)
-                    seconds[contender].append((time.perf_counter() - wall_s, time.process_time() - cpu_s))
+                    seconds[contender].append((time.perf_counter() - wall_s, _cpu_seconds(processes) - cpu_s))
             rates[name] = {"title": work.title, "num_tokens": work.num_tokens}
             for contender, pairs in seconds.items():
                 wall, cpu = ([work.num_tokens / pair[which] for pair in pairs[1:]] for which in (0, 1))
@@ -197,8 +219,13 @@ async def _measure(folder: str, arguments: Any) -> dict[str, Any]:
                     "tokens_per_cpu_s": round(statistics.median(cpu)),
                 }
     finally:
-        await engine.close()
+        for each in engines.values():
+            await each.close()
     return {"num_parameters": model.num_parameters(), "rates": rates}
+
+
+def _cpu_seconds(processes: Sequence[psutil.Process]) -> float:
+    return sum(sum(process.cpu_times()[:2]) for process in processes)
 
 
 @contextmanager
@@ -225,7 +252,7 @@ def _model_folder(path: str | None) -> Any:
 def _report(result: dict[str, Any]) -> str:
     how = result["how"]
     lines = [
-        "# Generation speed of the local engine",
+        "# Generation speed of the engines",
         "",
         f"`{how['command']}`: a model of {result['num_parameters'] / 1e6:.2f} M parameters on {how['device']}, "
         f"{how['machine']}, load average at the end {how['load_average']:.1f}; "
@@ -234,19 +261,19 @@ def _report(result: dict[str, Any]) -> str:
         "",
         "Medians of interleaved repetitions, least and most in brackets. `generate` runs in static batches of 64 in "
         "order of arrival, each until its longest response is through; only tokens that were asked for count. The "
-        "engine records log-probabilities; plain `generate` keeps none, so it is also measured keeping them. The last "
-        "column divides by the process's CPU time, which other programs on the machine disturb less.",
+        "engines record log-probabilities; plain `generate` keeps none, so it is also measured keeping them. The last "
+        "column divides by the CPU time of all processes, which other programs on the machine disturb less.",
         "",
     ]
     for work in result["rates"].values():
         lines += [
             f"## {work['title']}",
             "",
-            "| | tokens/s | engine is faster by | tokens per CPU second |",
+            "| | tokens/s | local engine is faster by | tokens per CPU second |",
             "| --- | ---: | ---: | ---: |",
         ]
         engine = work["local_engine"]["tokens_per_s"]
-        for name in ("local_engine", "generate", "generate_with_logprobs"):
+        for name in [name for name in _CONTENDERS if name in work]:
             rate = work[name]
             lines.append(
                 f"| {name.replace('_', ' ')} | {rate['tokens_per_s']:,} ({rate['min']:,} to {rate['max']:,}) | "
