@@ -23,6 +23,10 @@ from rollcage.trainer.types import Group, Trajectory
 
 _GAUGE_INTERVAL_S = 0.5
 
+LOGPROB_GAP_WARNING = 0.1
+"""Mean |log-probability now - when sampled| of a batch, in nats, from which on an event warns: ten times what a version
+of training brings. The sampler then computes something else than the trainer, or the learning rate is far too high."""
+
 
 @dataclass(frozen=True)
 class Parts:
@@ -164,6 +168,10 @@ async def train(
                     "account/cancelled": account.cancelled,
                     "account/in_flight": scheduler.num_in_flight,
                 }
+                if statistics.get("logprob_gap_mean", 0.0) > LOGPROB_GAP_WARNING:
+                    recorder.event(
+                        "logprob_gap", mean=statistics["logprob_gap_mean"], policy_version=progress.policy_version
+                    )
                 scheduler.collector.shares.report(recorder)
                 recorder.metrics(metrics, policy_version=progress.policy_version)
                 await after_update(metrics)

@@ -16,9 +16,9 @@ from rollcage.trainer.learner.base import LearnerDied
 from rollcage.trainer.learner.batch import Batch
 from rollcage.trainer.learner.scripted import ScriptedLearner
 from rollcage.trainer.loop import Parts, Progress, RolloutConfig, train
+from rollcage.trainer.rollout.collector import NothingSucceeds
 from rollcage.trainer.rollout.episode import Message
 from rollcage.trainer.rollout.router import Router
-from rollcage.trainer.rollout.collector import NothingSucceeds
 from rollcage.trainer.rollout.seeding import key_seed
 from rollcage.trainer.types import Segment, Trajectory
 
@@ -317,3 +317,28 @@ def test_t11_the_account_closes_at_every_update() -> None:
     assert account.failed.total() > 0
     with pytest.raises(AssertionError, match="got lost"):
         account.check(1)
+
+
+def test_a_sampler_that_sees_other_probabilities_than_the_trainer_is_an_event() -> None:
+    """One event for each update whose mean |log-probability now - when sampled| is large."""
+    gaps = iter([0.01, 0.3, 0.02])
+    events: list[tuple[str, dict[str, Any]]] = []
+
+    class Listener(NullRecorder):
+        def event(self, name: str, **fields: Any) -> None:
+            events.append((name, fields))
+
+    class Learner(ScriptedLearner):
+        async def train(self, batch: Batch) -> dict[str, float]:
+            return {**await super().train(batch), "logprob_gap_mean": next(gaps)}
+
+    async def after_update(metrics: dict[str, float]) -> None:
+        assert "learner/logprob_gap_mean" in metrics
+
+    async def main() -> None:
+        router = Router([ScriptedEngine(lambda request, version: [1])])
+        parts = Parts(Learner(), router, FakePlacement(), str, lambda group, member, seed: FakeAgent(router, seed))
+        await train(CONFIG, parts, Progress(), Listener(), num_updates=3, after_update=after_update)
+
+    run_virtual(main)
+    assert [fields for name, fields in events if name == "logprob_gap"] == [{"mean": 0.3, "policy_version": 2}]

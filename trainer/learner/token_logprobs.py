@@ -29,7 +29,7 @@ class TokenLogprobs(nn.Module):
         super().__init__()
         self.policy = policy
         self._compute_dtype = compute_dtype
-        if torch.bfloat16 in (compute_dtype, policy.dtype):
+        if torch.bfloat16 in (compute_dtype, policy.dtype) and policy.config._attn_implementation == "sdpa":
             _use_float32_attention_on_cpu(policy)
         self._temperature = temperature or 1.0
         self._predicts: Tensor | None = None
