@@ -19,6 +19,7 @@ BENCHMARKS: dict[str, tuple[str, str, str]] = {
     "alfworld": ("rollcage.benchmarks.envs.alfworld", "main", "ALFWorld's speed, side by side with alfworld's own"),
     "swe": ("rollcage.benchmarks.envs.swe", "main", "SWEMini's episodes beyond their tests' own time"),
     "learning": ("rollcage.benchmarks.learning", "main", "a preset trained for several seeds: gain with its spread"),
+    "parity": ("rollcage.benchmarks.parity", "main", "what training on older samples costs, loss by loss"),
     "sandbox": ("rollcage.benchmarks.sandbox.speed", "main", "sandbox speed, side by side with public packages"),
     "endurance": (
         "rollcage.benchmarks.sandbox.endurance",
@@ -30,6 +31,7 @@ BENCHMARKS: dict[str, tuple[str, str, str]] = {
         "main",
         "training under attack for hours, and the account of its promises",
     ),
+    "throughput": ("rollcage.benchmarks.throughput.cli", "main", "asynchronous against synchronous, in virtual time"),
     "engines": ("rollcage.benchmarks.engines.speed", "main", "generation speed of the engines"),
 }
 """Benchmark -> module, function (arguments -> exit code), and what it does."""

