@@ -82,6 +82,7 @@ class Box:
         work: the task that creates or recovers it.
         examination: the task that finds out what has become of it.
         alone_since_s: when a probe first found it without a connection (loop time); None while it has one.
+        spared_until: it is not removed before, though its lease has ended: see `Settings.return_s`.
         num_oom_kills: processes of its present life that were killed for memory, as far as that was told.
     """
 
@@ -94,6 +95,7 @@ class Box:
         self.work: asyncio.Task[None] | None = None
         self.examination: asyncio.Task[None] | None = None
         self.alone_since_s: float | None = None
+        self.spared_until = 0.0
         self.num_oom_kills = 0
         self._changed = asyncio.Event()
 

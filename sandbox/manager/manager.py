@@ -269,18 +269,20 @@ class Manager:
             elif row.pooled and box.row.desired != DELETED:  # it is nobody's, and no longer what somebody would want
                 fleet.move(box, "deleting", {"reason": "left of an earlier manager's warm pool"}, desired=DELETED)
             if box.row.desired != DELETED and state in (State.RECOVERING, *LIVE):
-                self._return_lease(box)
+                self._spare(box)
             if state is State.RECOVERING:
                 self._rooms.lives.recover(box)
             elif state in LIVE:  # also one whose host does not answer
                 self._rooms.lives.on_live(box)
 
-    def _return_lease(self, box: Box) -> None:
-        """Let whoever renewed this sandbox until the last manager ended find it again."""
+    def _spare(self, box: Box) -> None:
+        """Let whoever renewed this sandbox until the last manager ended find it again.
+
+        The lease itself stays as it was: managers that die one after the other do not prolong it again and again.
+        """
         now, return_s = self._clock(), self.settings.return_s
-        expires_at = now + min(box.info.spec.ttl_s or return_s, return_s)
-        if now - return_s < box.info.expires_at < expires_at:
-            self._fleet.move(box, "", {}, expires_at=expires_at)
+        if box.info.expires_at > now - return_s:
+            box.spared_until = now + min(box.info.spec.ttl_s or return_s, return_s)
 
     async def _watch_disk(self, host: Host) -> None:
         await watch_disk(host.driver, self._store.id, partial(self._disk_limits, host), self._stop_writer)

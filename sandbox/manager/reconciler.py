@@ -81,7 +81,7 @@ class Reconciler:
                 removals.append(self._fleet.spawn(self._delete(box, "its deletion goes on"), f"clean {box.info.id}"))
             elif is_idle and box.info.state in (State.PENDING, State.STARTING):  # not even its failure could be kept
                 removals.append(self._fleet.spawn(self._delete(box, "its creation broke off"), f"clean {box.info.id}"))
-            elif box.row.desired != DELETED and 0 < box.info.expires_at <= now:
+            elif box.row.desired != DELETED and 0 < box.info.expires_at <= now and box.spared_until <= now:
                 removals.append(self._fleet.spawn(self._delete(box, "its lease has ended"), f"clean {box.info.id}"))
         return removals
 

@@ -120,6 +120,22 @@ def test_S8_a_lease_that_ended_while_no_manager_ran_can_be_renewed_if_that_was_n
     world.run(scenario)
 
 
+def test_managers_that_die_one_after_the_other_do_not_keep_what_nobody_renews(world: Any) -> None:
+    async def scenario(world: Any) -> None:
+        manager = await world.manager()
+        await manager.create(SandboxSpec(ttl_s=60))
+        kept = await manager.create(SandboxSpec(ttl_s=60))
+        for _ in range(18):
+            await (await manager.attach(kept.id)).renew(0)
+            await asyncio.sleep(4.0)
+            await world.kill(manager)
+            manager = await world.manager()
+        await asyncio.sleep(8.0)
+        assert [info.id for info in await manager.list_sandboxes()] == [kept.id], "the other one was gone in time"
+
+    world.run(scenario)
+
+
 @pytest.mark.parametrize("kill_at_s", [0.5, 1.5])
 def test_S6_a_kill_during_a_creation_leaves_nothing_after_reconciliation(world: Any, kill_at_s: float) -> None:
     async def scenario(world: Any) -> None:
