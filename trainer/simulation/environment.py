@@ -102,7 +102,7 @@ class SimulatedHandle:
             self._placement.num_live -= 1
 
     async def _take(self, draws: Draws, what: str | int, deadline_s: float) -> None:
-        drawn_s = draws.value if isinstance(draws, Constant) else draw(draws, key_seed(self._seed, what))
+        drawn_s = draws.value if isinstance(draws, Constant) else draw(draws, key_seed(self._seed, "latency", what))
         latency_s = drawn_s * self._factor
         if latency_s > 0:
             await asyncio.sleep(min(latency_s, deadline_s))

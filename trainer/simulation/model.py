@@ -171,7 +171,8 @@ def simulate(
     rows: list[dict[str, float]] = []
 
     async def main() -> None:
-        router, chat = Router(engines, recorder=recorder), silent_chat()
+        router = Router(engines, recorder=recorder, replicate=config.replicate, interrupt=config.interrupt)
+        chat = silent_chat()
         sampling = Sampling(workload.max_new_tokens)
 
         def new_agent(group: int, member: int, seed: int) -> PolicyAgent:

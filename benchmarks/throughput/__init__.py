@@ -1,0 +1,1 @@
+"""How fast samples are made and trained on, asynchronously against synchronously."""
