@@ -23,6 +23,7 @@ from rollcage.benchmarks.envs.footprint import (
     process_bytes,
     sandbox_bytes,
 )
+from rollcage.benchmarks.machine import describe
 from rollcage.command import CommandParser, natural, positive
 from rollcage.envs import make
 from rollcage.envs.alfworld.games import DATASETS, find_source
@@ -72,6 +73,7 @@ def main(argv: Sequence[str]) -> int:
         "command": f"rollcage bench alfworld {' '.join(argv)}".strip(),
         "games": arguments.games,
         "steps": arguments.steps,
+        "machine": describe(),
         "load_before": load_before,
         "load_after": os.getloadavg()[0],
         "versions": {name: metadata.version(name) for name in ("alfworld", "textworld", "fast-downward-textworld")},
@@ -158,15 +160,20 @@ _ROWS = (
 )
 
 
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def report(result: Mapping[str, Any]) -> str:
     """Return the result as Markdown."""
     how, seconds = result["how"], result["seconds"]
+    cpu = how["machine"].partition("; load")[0]
     versions = ", ".join(f"{name} {number}" for name, number in how["versions"].items())
     lines = [
         "# ALFWorld: speed beside alfworld's own environment",
         "",
         f"How: `{how['command']}`: {how['games']} games, up to {how['steps']} actions each (expert's, random and wrong "
-        f"ones), the same in all, one after the other. {versions}; load {how['load_before']:.2f} before and "
+        f"ones), the same in all, one after the other. {versions}. {cpu}; load {how['load_before']:.2f} before and "
         f"{how['load_after']:.2f} after (this command's own part is 1). Medians over the games; the last column is the "
         "median of the games' ratios.",
         "",
@@ -178,8 +185,8 @@ def report(result: Mapping[str, Any]) -> str:
             continue
         ratio = statistics.median(b / a for a, b in zip(seconds[ours], seconds[theirs], strict=True))
         own, stock = (statistics.median(seconds[name]) * 1e3 for name in (ours, theirs))
-        rate = 1e3 / own
-        lines.append(f"| {ours.removeprefix('ours ')} | {own:.3g} | {rate:.3g} | {stock:.4g} | {ratio:.3g} |")
+        figures = " | ".join(_figure(value) for value in (own, 1e3 / own, stock, ratio))
+        lines.append(f"| {ours.removeprefix('ours ')} | {figures} |")
     grown = ", ".join(f"{value / 2**20:.0f} MiB {name}" for name, value in result["memory"].items())
     different = "; ".join(result["different"]) or "none"
     taken = ", ".join(f"{name} {value / 2**20:.3g} MiB" for name, value in result["footprint"].items())
@@ -187,7 +194,8 @@ def report(result: Mapping[str, Any]) -> str:
         "",
         f"Transcripts that differ: {different}. Resident memory of the process that makes these resets: {grown}.",
         "",
-        f"Memory of one more environment in an episode, where {NUM_CONCURRENT} run at once: {taken}.",
+        f"Memory of one more environment in an episode, where {NUM_CONCURRENT} run at once: {taken}. (A container's is "
+        "what its control group counts, the files that it has read included.)",
         "",
     ]
     return "\n".join(lines)

@@ -31,11 +31,12 @@ class Timed:
         self.prepare_s: list[float] = []
         self.tests_s: list[float] = []
 
-    def prepare(self, box: SyncSandbox, row: Mapping[str, Any]) -> None:
+    def prepare(self, box: SyncSandbox, row: Mapping[str, Any]) -> str:
         """See `Harness.prepare`."""
         start = time.perf_counter()
-        self._harness.prepare(box, row)
+        commit = self._harness.prepare(box, row)
         self.prepare_s.append(time.perf_counter() - start)
+        return commit
 
     def protected(self, row: Mapping[str, Any]) -> Sequence[str]:
         """See `Harness.protected`."""
@@ -58,11 +59,13 @@ def main(argv: Sequence[str]) -> int:
         "patch. It needs Docker.",
         "rollcage bench swe\nrollcage bench swe --repetitions 3 --output benchmarks/results",
     )
+    parser.add_argument("--tasks", type=positive, default=10, help="how many (default: all 10)")
+    parser.add_argument("--endpoint", action="append", default=[], help="Docker daemon; default as in the environment")
     parser.add_argument("--repetitions", type=positive, default=1, help="of all tasks (default: 1)")
     parser.add_argument("--output", type=Path, help="folder for swe.md and swe.json")
     arguments = parser.parse_args(argv)
     machine = describe()
-    episodes = measure(arguments.repetitions)
+    episodes = measure(arguments.tasks, arguments.repetitions, arguments.endpoint)
     result = {
         "how": {"command": f"rollcage bench swe {' '.join(argv)}".strip(), "machine": machine},
         "load_after": os.getloadavg()[0],
@@ -78,13 +81,18 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def measure(repetitions: int) -> list[dict[str, Any]]:
+def measure(num_tasks: int, repetitions: int, endpoints: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Return a row for each episode: its task, seconds, and the bytes of the agent's container.
+
+    Args:
+        num_tasks: the first so many.
+        repetitions: episodes of each.
+        endpoints: Docker daemons.
 
     Raises:
         UserError: an official patch does not resolve its task.
     """
-    env = make(ENV_ID).unwrapped
+    env = make(ENV_ID, endpoints=list(endpoints)).unwrapped
     assert isinstance(env, SWEEnv)
     env._harness = timed = Timed(env._harness)
     rows = []
@@ -93,7 +101,7 @@ def measure(repetitions: int) -> list[dict[str, Any]]:
         env.step(env.empty())
         task_ids = [
             env.tasks.task(split, index).id for split, size in env.tasks.splits.items() for index in range(size)
-        ]
+        ][:num_tasks]
         for number, task_id in enumerate(task_ids * repetitions, start=1):
             timed.prepare_s.clear()
             timed.tests_s.clear()
@@ -109,7 +117,7 @@ def measure(repetitions: int) -> list[dict[str, Any]]:
             _, _, _, _, info = env.step(submit)
             judging_s = time.perf_counter() - start_submit
             if not info["success"]:
-                raise UserError(f"{task_id}: its official patch is {info['status']}.")
+                raise UserError(f"{task_id}: its official patch is {info['status']} ({info['failure_reason']}).")
             row = {
                 "task": task_id,
                 "reset_s": reset_s,
