@@ -15,6 +15,7 @@ from rollcage.envs.swe.images import Images
 from rollcage.envs.swe.official import FOLDER
 from rollcage.envs.tasks import Task
 from rollcage.errors import UserError
+from rollcage.sandbox.sync import SyncSandbox
 from rollcage.sandbox.types import SandboxSpec
 
 _SLACK_S = 900.0
@@ -175,6 +176,12 @@ class SWEBenchEnv(SWEEnv):
         """How long the official script took when the last patch was judged, in seconds."""
         return self._bench.test_s
 
+    def restore(self, snapshot: bytes) -> None:
+        """See `TextEnv.restore`."""
+        super().restore(snapshot)
+        if self.task.data:
+            self._ready(self.task)
+
     def close(self) -> None:
         """See `SWEEnv.close`."""
         super().close()
@@ -192,6 +199,11 @@ class SWEBenchEnv(SWEEnv):
         env = {} if place.is_ours else {"BASH_ENV": "/root/.bashrc"}  # there the official images activate conda's
         self._spec = replace(self._spec, image=place.image, user=place.user, env=env)
         super()._ready(task)
+
+    def _create(self) -> SyncSandbox:
+        if self._held is None:  # it came here in a pickle
+            self._ready(self.task)
+        return super()._create()
 
     def _image_family(self) -> str:
         return "swebench"

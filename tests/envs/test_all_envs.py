@@ -27,7 +27,11 @@ VARIANTS = {
     "rollcage/FrozenLake-v0": [{"is_slippery": True, "size": 6}, {"moves_per_turn": 3, "step_penalty": 0.1}],
     "rollcage/Sokoban-v0": [{"size": 8, "num_boxes": 3, "moves_per_turn": 2, "end_on_deadlock": True}],
 }
-WITHOUT_DATA = {"rollcage/ALFWorld-v0": {"dataset": "sample"}, "rollcage/SWEMini-v0": {"endpoints": "process:"}}
+WITHOUT_DATA = {
+    "rollcage/ALFWorld-v0": {"dataset": "sample"},
+    "rollcage/SWEBench-v0": {"dataset": "sample"},
+    "rollcage/SWEMini-v0": {"endpoints": "process:"},
+}
 """Arguments of environments that have to be given data, or Docker, by default."""
 
 CASES = [(env_id, arguments) for env_id in ENV_IDS for arguments in [{}, *VARIANTS.get(env_id, [])]]

@@ -452,8 +452,12 @@ def test_bad_input_is_one_clear_line(capsys: pytest.CaptureFixture[str]) -> None
         check("zoo/Sum-v0", only=["x"])
 
 
-WITHOUT_DATA = {"rollcage/ALFWorld-v0": {"dataset": "sample"}, "rollcage/SWEMini-v0": {"endpoints": "process:"}}
-SLOW = ("rollcage/SWEMini-v0",)
+WITHOUT_DATA = {
+    "rollcage/ALFWorld-v0": {"dataset": "sample"},
+    "rollcage/SWEBench-v0": {"dataset": "sample"},
+    "rollcage/SWEMini-v0": {"endpoints": "process:"},
+}
+SLOW = ("rollcage/SWEBench-v0", "rollcage/SWEMini-v0")
 """Those whose episodes take a second each: few of them here, more in `rollcage check`."""
 
 
