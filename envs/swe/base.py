@@ -30,12 +30,14 @@ from rollcage.envs.tools import (
     usage,
     write_call,
 )
+from rollcage.envs.tools.toolbox import MAX_COMMAND_BYTES
 from rollcage.errors import RollcageError, UserError, did_you_mean
 from rollcage.sandbox.errors import SandboxError
 from rollcage.sandbox.sync import SyncSandbox
 from rollcage.sandbox.types import SandboxSpec
 
 _MAX_PATCH_BYTES = 16 << 20
+_GOLD = "/tmp/gold.patch"
 _RESTARTS = ("fail", "restore")
 _MAX_RESTARTS = 3
 
@@ -172,9 +174,13 @@ class SWEEnv(TextEnv):
         row = self.task.data
         start = shlex.quote(self._start) if self._box is not None else "HEAD"
         patch = whole(row["patch"].encode()).decode()
-        back = "-R " if row.get("patch_is_bug") else ""
-        command = f"git reset -q --hard {start} && git clean -qfd && git apply {back}<<'ROLLCAGE'\n{patch}ROLLCAGE"
-        return write_call("bash", command=command) + write_call("submit")
+        apply = "git apply -R" if row.get("patch_is_bug") else "git apply"
+        command = f"git reset -q --hard {start} && git clean -qfd && {apply}"
+        if len(patch.encode()) < MAX_COMMAND_BYTES // 2:
+            return write_call("bash", command=f"{command} <<'ROLLCAGE'\n{patch}ROLLCAGE") + write_call("submit")
+        calls = [("bash", {"command": f"rm -f {_GOLD}"}), ("edit", {"path": _GOLD, "old": "", "new": patch})]
+        calls += [("bash", {"command": f"{command} {_GOLD}"}), ("submit", {})]
+        return "".join(write_call(name, **arguments) for name, arguments in calls)
 
     def empty(self) -> str:
         """Return the action that hands in nothing."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from glob import escape
 from typing import Any
 
 from rollcage.envs.swe import official
@@ -62,7 +63,7 @@ class BenchHarness:
     def protected(self, row: Mapping[str, Any]) -> Sequence[str]:
         """See `Harness.protected`: the files of the hidden tests too; but never what the official patch changes."""
         wanted = touched(row["patch"].encode())
-        patterns = (*PROTECTED, *official.test_files(row))
+        patterns = (*PROTECTED, *map(escape, official.test_files(row)))
         return [pattern for pattern in patterns if not protected(wanted, [pattern])]
 
     def run_tests(self, box: SyncSandbox, row: Mapping[str, Any], *, timeout_s: float) -> tuple[dict[str, str], str]:

@@ -177,12 +177,10 @@ class Build:
             shutil.copytree(folder / "git", tree / ".git", dirs_exist_ok=True)  # packages take their version from it
             command = (*pip(self.python, machine, "download", *given), str(tree))
             await run(command, self.name, silent, timeout_s)
-        own = _project(self.row["repo"])
-        for wheel in [*wheels.iterdir()]:  # a later release of the repository itself would hold the answer
-            if _project(wheel.name.partition("-")[0]) == own:
-                wheel.unlink()
+        own = self.row["repo"].rpartition("/")[2].replace("-", "?").replace("_", "?")
         lines = [
             "set -e",
+            f"find {_WHEELS} -iname '{own}-*' -delete",  # a later release of the repository itself has the answer
             f"cd {FOLDER}",
             "git reset -q --hard",
             f". {CONDA}/bin/activate",
@@ -247,10 +245,6 @@ def _build_requires(tree: Path) -> list[str]:
     except (OSError, ValueError):
         return []
     return [str(part) for part in project.get("build-system", {}).get("requires", [])]
-
-
-def _project(name: str) -> str:
-    return name.rpartition("/")[2].lower().replace("_", "-").replace(".", "-")
 
 
 def _digest(parts: object) -> str:

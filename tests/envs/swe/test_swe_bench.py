@@ -5,6 +5,7 @@ import contextlib
 import json
 import pickle
 import subprocess
+from dataclasses import replace
 
 import gymnasium
 import pytest
@@ -106,6 +107,16 @@ def test_exploits_earn_nothing_tests_that_skip_among_them_e12(docker):
             env.reset(options=TASK)
             _, reward, terminated, _, info = env.step(exploit)
             assert (reward, terminated, info["status"], info["failure"]) == (0.0, True, "unresolved", None), exploit
+
+
+def test_an_official_patch_of_any_size_can_be_handed_in(docker):
+    before, lines = Suite("spans").base["README.md"], "".join(f"line {number}\n" for number in range(20_000))
+    large = diff({"README.md": before}, {"README.md": before + lines})
+    assert len(large) > 200_000
+    with opened(docker) as env:
+        env.reset(options=TASK)
+        env.task = replace(env.task, data={**env.task.data, "patch": env.task.data["patch"] + large})
+        assert env.step(env.gold())[1] == 1.0
 
 
 def test_changes_to_the_hidden_tests_files_do_not_count_and_are_told(docker):

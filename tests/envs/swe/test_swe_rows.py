@@ -2,9 +2,13 @@
 
 import json
 import subprocess
+import sys
+import types
 
 import pytest
 
+from rollcage.envs.swe.datasets import swe_tasks
+from rollcage.envs.swe.official import test_files as files_of_tests
 from rollcage.envs.swe.rows import FIELDS, as_tasks, read_rows
 from rollcage.envs.swe.suite import SPLITS, Source, make_row, mini_files, mini_rows
 from rollcage.errors import UserError
@@ -55,6 +59,47 @@ def test_the_official_lite_rows_are_read(shared_data):
     assert all(isinstance(row["PASS_TO_PASS"], list) for row in rows)
 
 
+def test_parquet_files_are_read_where_pyarrow_is_and_else_say_so(tmp_path, monkeypatch):
+    row = make_row("spans")
+    (tmp_path / "rows.parquet").write_bytes(b"PAR1")
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(UserError, match="run  pip install pyarrow"):
+        read_rows(tmp_path / "rows.parquet")
+    table = types.SimpleNamespace(to_pylist=lambda: [row])
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", types.SimpleNamespace(read_table=lambda path: table))
+    assert read_rows(tmp_path / "rows.parquet") == read_rows(tmp_path) == [row]
+    (tmp_path / "rows.parquet").rename(tmp_path / "train-00000-of-00001.parquet")
+    assert swe_tasks("lite", tmp_path).splits == {"train": 1}
+
+
+def test_rows_of_swe_smith_have_a_patch_that_makes_the_bug(tmp_path):
+    row = {key: make_row("spans")[key] for key in ("instance_id", "patch", "PASS_TO_PASS")}
+    row |= {"repo": "swesmith/a__b.0123abcd", "FAIL_TO_PASS": ["t/test_a.py::test_b"]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    (read,) = read_rows(tmp_path)
+    assert (read["patch_is_bug"], read["base_commit"], read["test_patch"]) == (True, "HEAD", "")
+    assert read["spec"]["test_cmd"] == "python -m pytest -rA t/test_a.py tests/test_spans.py"
+    assert files_of_tests(read) == ["t/test_a.py", "tests/test_spans.py"]
+
+
+def test_published_sets_are_found_and_a_row_that_stands_twice_is_one(tmp_path):
+    row = make_row("spans")
+    (tmp_path / "swebench").mkdir()
+    (tmp_path / "swebench" / "verified.jsonl").write_text(json.dumps(row))
+    assert swe_tasks("verified", data_dir=tmp_path).by_id("test/mini__spans-1").data["repo"] == "mini/spans"
+    (tmp_path / "a.jsonl").write_text(json.dumps(row))
+    (tmp_path / "b.json").write_text(json.dumps([row]))
+    assert swe_tasks(data={"test": tmp_path / "a.jsonl"}).splits == {"test": 1}
+    assert swe_tasks(data=tmp_path / "b.json").licence == ""
+    (tmp_path / "swebench").rename(tmp_path.parent / "elsewhere")
+    assert swe_tasks(data=tmp_path).splits == {"test": 1}
+    (tmp_path / "b.json").write_text(json.dumps([{**row, "hints_text": "other"}]))
+    with pytest.raises(UserError, match="mini__spans-1 stands twice, and differs"):
+        swe_tasks(data=tmp_path)
+    with pytest.raises(UserError, match="Did you mean 'verified'"):
+        swe_tasks("verifed", data_dir=tmp_path)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -63,6 +108,10 @@ def test_the_official_lite_rows_are_read(shared_data):
         ("[", "cannot be read"),
         (json.dumps([{**make_row("spans"), "FAIL_TO_PASS": 3}]), "FAIL_TO_PASS must be a list"),
         (json.dumps([{**make_row("spans"), "patch": None}]), "patch must be text"),
+        (json.dumps([{**make_row("spans"), "instance_id": "a/../b"}]), "'a/../b' is no instance_id"),
+        (json.dumps([{**make_row("spans"), "base_commit": "--exec=x"}]), "'--exec=x' is no base_commit"),
+        (json.dumps([{**make_row("spans"), "image_assets": '{"x": ["http://a/b.png"]}'}]), "SWE-bench Multimodal"),
+        (json.dumps([{**make_row("spans"), "spec": {"install": "x"}}]), "at least 'test_cmd'"),
     ],
 )
 def test_other_files_are_refused_in_one_line(tmp_path, text, words):
