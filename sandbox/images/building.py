@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import platform
+import re
 import tarfile
 import tempfile
 from collections.abc import AsyncIterator, Mapping
@@ -15,6 +16,9 @@ from rollcage.sandbox.errors import ImageMissing
 from rollcage.sandbox.images.importing import add_file
 
 _CHUNK_BYTES = 1 << 20
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_ITS_OWN = ("--->", "Removing intermediate container")
+"""What the daemon says of itself, between the lines that steps write."""
 
 
 async def build_image(
@@ -44,7 +48,8 @@ async def build_image(
                 said = ""
                 async for line in response.content:
                     answer = json.loads(line)
-                    said = str(answer.get("stream", "")).strip() or said
+                    line_said = _COLOURS.sub("", str(answer.get("stream", ""))).strip()
+                    said = said if line_said.startswith(_ITS_OWN) else line_said or said
                     if "error" in answer:
                         raise ImageMissing(
                             f"{engine.endpoint} did not {what}: {one_line(answer['error'])}: {one_line(said)}"
