@@ -5,6 +5,8 @@ import contextlib
 import json
 import pickle
 import subprocess
+import sys
+import time
 from dataclasses import replace
 
 import gymnasium
@@ -261,18 +263,33 @@ def test_swe_smiths_rows_have_the_bug_and_not_the_way_back(docker, tmp_path):
 
 
 @pytest.mark.parametrize(("policy", "rate"), [("gold", 1.0), ("empty", 0.0)])
-def test_gold_and_empty_are_policies_and_a_killed_evaluation_goes_on(docker, tmp_path, capsys, policy, rate):
+def test_gold_and_empty_are_policies_of_the_command(docker, capsys, policy, rate):
     arguments = ("--policy", policy, "--env-arg", "dataset=sample", "--env-arg", f"endpoints={docker}", "--json")
-    command = ["eval", ID, *arguments, "--output", str(tmp_path / "out"), "--concurrency", "2"]
-    assert main(command) == 0
+    assert main(["eval", ID, *arguments]) == 0
     assert json.loads(capsys.readouterr().out)["success_rate"] == rate
+
+
+def test_an_evaluation_that_is_killed_goes_on_where_it_was_and_leaves_nothing(docker, tmp_path, capsys):
     file = tmp_path / "out" / "episodes.jsonl"
-    first, second = file.read_text().splitlines(keepends=True)
-    file.write_text(first + second[: len(second) // 2])
+    command = ["eval", ID, "--policy", "gold", "--env-arg", "dataset=sample", "--env-arg", f"endpoints={docker}"]
+    command += ["--attempts", "3", "--concurrency", "2", "--output", str(tmp_path / "out"), "--json"]
+    running = subprocess.Popen((sys.executable, "-m", "rollcage", *command), stdout=subprocess.DEVNULL)
+    try:
+        ends_at = time.monotonic() + 60.0
+        while not (file.exists() and file.read_bytes().count(b"\n")):
+            assert running.poll() is None
+            assert time.monotonic() < ends_at
+            time.sleep(0.02)
+    finally:
+        running.kill()
+        running.wait(timeout=30)
+    before = file.read_text()[: file.read_text().rfind("\n") + 1]
+    assert before.count("\n") < 6
     assert main(command) == 0
-    assert json.loads(capsys.readouterr().out)["num_scored"] == 2
-    assert file.read_text().startswith(first)
-    assert len(file.read_text().splitlines()) == 2
+    result = json.loads(capsys.readouterr().out)
+    assert (result["num_scored"], result["success_rate"]) == (6, 1.0)
+    assert file.read_text().startswith(before)
+    assert file.read_text().count("\n") == 6
 
 
 def test_instances_that_cannot_be_scored_are_quarantined_by_id_and_reported_e13(docker, tmp_path, capsys):
