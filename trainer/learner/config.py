@@ -49,7 +49,7 @@ class LearnerConfig:
 
     advantage: str = "grpo"
     """Advantage estimator: grpo, dr_grpo, rloo, reinforce_pp, remax, gigpo or turn_return; the last two give each turn
-    of an episode its own credit. Sources: `rollcage train --help`."""
+    of an episode its own credit; remax needs rollout.greedy_baseline. Sources: `rollcage train --help`."""
 
     advantage_options: dict[str, float | str] = field(default_factory=dict)
     """Options of that estimator: kl_coef, the weight of the KL to the reference model in the reward (reinforce_pp);
@@ -154,6 +154,13 @@ class LearnerConfig:
         """Weight of the KL to the reference model in the reward."""
         weight = self.advantage_options.get("kl_coef", 0.0)
         return 0.0 if isinstance(weight, str) else weight
+
+    @property
+    def needs_greedy(self) -> bool:
+        """Whether the advantage compares with a greedy rollout of every task."""
+        from rollcage.trainer.learner.advantages import NEED_GREEDY
+
+        return self.advantage in NEED_GREEDY
 
     @property
     def needs_reference(self) -> bool:

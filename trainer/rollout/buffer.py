@@ -44,6 +44,7 @@ class SampleBuffer:
         async_ratio: alpha, a real number of at least 0.
         extra_groups: redundant groups that may run beside those that can all be taken.
         policy_version: the trainer's version at the start.
+        hold_back: hand over a batch only once all groups that may start have started and are complete.
         on_room: called when a group that could not start before may start now.
     """
 
@@ -54,11 +55,13 @@ class SampleBuffer:
         async_ratio: float,
         extra_groups: int = 0,
         policy_version: int = 0,
+        hold_back: bool = False,
         on_room: Callable[[], None] = lambda: None,
     ) -> None:
         self.num_groups, self.async_ratio, self.extra_groups = num_groups, async_ratio, extra_groups
         self.max_staleness = math.ceil(async_ratio)
         self.policy_version = policy_version
+        self._hold_back = hold_back
         self.on_room = on_room
         self.num_complete = 0
         """Groups that are ready to be taken."""
@@ -176,6 +179,8 @@ class SampleBuffer:
     def _choose(self, partial: bool) -> list[tuple[_Cohort, int]] | None:
         """Return how many groups to take from each cohort, None while it is too early."""
         if self.num_complete < (1 if partial else self.num_groups):
+            return None
+        if self._hold_back and not partial and (self.may_admit() or self.num_complete < len(self._cohort_of)):
             return None
         counts, missing = [], self.num_groups
         for cohort in self._cohorts.values():

@@ -16,6 +16,9 @@ from rollcage.trainer.rollout.filters import FILTERS
 from rollcage.trainer.rollout.shares import SampleShares
 from rollcage.trainer.types import Failure, Group, Trajectory
 
+GREEDY = -1
+"""Number of the greedy rollout among the members of a group."""
+
 
 class NothingSucceeds(RollcageError):
     """Group after group was dropped: the environment, engine or limits are broken, and no batch will ever be full."""
@@ -36,6 +39,7 @@ class OpenGroup:
         failed: (seconds, sampled tokens) of the attempts that gave none.
         running: members that run.
         closed: it takes no more members; those that still run are cancelled.
+        greedy_return: return of the greedy rollout; None before.
         difficulty: share of the scored members without success, once closed; None where there is none.
     """
 
@@ -46,6 +50,7 @@ class OpenGroup:
     failed: list[tuple[float, int]] = field(default_factory=list)
     running: dict[Member, None] = field(default_factory=dict)
     closed: bool = False
+    greedy_return: float | None = None
     difficulty: float | None = None
 
 
@@ -76,6 +81,7 @@ class Collector:
     A group is complete once ``group_size`` members are scored or all have ended; members that are late then are
     cancelled. A member that gives no score is played once more where the group would fall short; if that fails too it
     is left out. A group with too few survivors, or that the filter refuses, is dropped, and another takes its place.
+    With ``greedy_baseline`` a group also waits for its greedy rollout, which is not trained on: it counts as filtered.
 
     Args:
         config: how samples are made.
@@ -108,7 +114,8 @@ class Collector:
         """Begin a group and return its members."""
         num_members = self._config.group_size + self._config.extra_members
         group = self._open[group_id] = OpenGroup(group_id, task_id, num_members)
-        return [Member(group, index) for index in range(num_members)]
+        greedy = [GREEDY] if self._config.greedy_baseline else []
+        return [Member(group, index) for index in (*greedy, *range(num_members))]
 
     def settle(self, member: Member, trajectory: Trajectory) -> Member | None:
         """Take in a finished episode; returns the member that is to be played once more, if any."""
@@ -119,9 +126,17 @@ class Collector:
         if group.closed:  # it ended while it was being cancelled
             self._count_late(group, trajectory.end_s - trajectory.start_s, trajectory.num_sampled_tokens)
             return None
-        group.scored.append(trajectory)
-        self.num_waiting += 1
-        self._end_of_member(group)
+        if member.index == GREEDY:
+            group.greedy_return = trajectory.return_
+            self._account.filtered += 1
+        elif len(group.scored) == self._config.group_size:  # an extra member; only the greedy rollout is missing
+            self._count_late(group, trajectory.end_s - trajectory.start_s, trajectory.num_sampled_tokens)
+            group.num_open -= 1
+        else:
+            group.scored.append(trajectory)
+            self.num_waiting += 1
+            group.num_open -= 1
+        self._close_if_complete(group)
         return None
 
     def cancelled(self, member: Member, now_s: float) -> None:
@@ -137,7 +152,7 @@ class Collector:
         for group in list(self._open.values()):
             if self._buffer.num_complete >= self._config.num_groups:
                 break
-            if len(group.scored) >= self._fewest:
+            if len(group.scored) >= self._fewest and not self._lacks_baseline(group):
                 self._close(group)
 
     def give_up(self, late: Iterable[tuple[int, Group | None]]) -> None:
@@ -188,15 +203,24 @@ class Collector:
             self.shares.count("failed", *spent, group.difficulty)
             return None
         group.failed.append(spent)
-        falls_short = len(group.scored) + group.num_open - 1 < self._config.group_size
+        greedy = member.index == GREEDY
+        falls_short = greedy or len(group.scored) + group.num_open - 1 < self._config.group_size
         if member.attempt == 0 and falls_short:
             return Member(group, member.index, attempt=1)
-        self._end_of_member(group)
+        if greedy:
+            self._close(group)
+        else:
+            group.num_open -= 1
+            self._close_if_complete(group)
         return None
 
-    def _end_of_member(self, group: OpenGroup) -> None:
-        group.num_open -= 1
-        if len(group.scored) >= self._config.group_size or group.num_open == 0:
+    def _lacks_baseline(self, group: OpenGroup) -> bool:
+        return self._config.greedy_baseline and group.greedy_return is None
+
+    def _close_if_complete(self, group: OpenGroup) -> None:
+        hopeless = group.num_open == 0 and len(group.scored) < self._fewest
+        complete = len(group.scored) >= self._config.group_size or group.num_open == 0
+        if hopeless or (complete and not self._lacks_baseline(group)):
             self._close(group)
 
     def _close(self, group: OpenGroup) -> None:
@@ -205,7 +229,7 @@ class Collector:
         self._shut(group)
         self.num_waiting -= len(group.scored)
         members = sorted(group.scored, key=lambda trajectory: trajectory.sample_id)
-        if len(members) < self._fewest:
+        if len(members) < self._fewest or self._lacks_baseline(group):
             self._drop(group, "group_dropped")
             self._num_failed_in_a_row += 1
             self._check_hope()
@@ -220,7 +244,7 @@ class Collector:
             return
         self._num_filtered_in_a_row = 0
         start_version = min(trajectory.start_version for trajectory in members)
-        self._buffer.complete(Group(group.id, group.task_id, members, start_version))
+        self._buffer.complete(Group(group.id, group.task_id, members, start_version, group.greedy_return))
 
     def _shut(self, group: OpenGroup) -> None:
         """Take no more members: cancel those that run, forget those in the queue."""

@@ -34,6 +34,12 @@ class RolloutConfig:
     cancelled, so slow tasks are trained on less often (see the meter of samples by duration)."""
     extra_members: int = 0
     """Rollouts of a task beyond group_size; once group_size of them are scored, the others are cancelled."""
+    greedy_baseline: bool = False
+    """One rollout more of each task, at temperature 0, whose return the others are compared with (advantage remax). It
+    is not trained on, and counted as filtered; a task whose greedy rollout fails twice is dropped."""
+    hold_back: bool = False
+    """Train only once all that may be under way is complete: samples are then as old as async_ratio allows. To measure
+    what their age costs; rollout and training take turns."""
     group_filter: Literal["none", "mean", "std"] = "none"
     """Which complete groups are dropped, and others started instead, by their returns. mean: keep those whose mean lies
     strictly between filter_low and filter_high; std: those whose standard deviation is above filter_low."""
@@ -61,6 +67,11 @@ class RolloutConfig:
         """The deadlines of one episode."""
         return Deadlines(self.env_deadline_s, self.turn_deadline_s, self.episode_deadline_s)
 
+    @property
+    def num_members(self) -> int:
+        """Rollouts that start for each task."""
+        return self.group_size + self.extra_members + self.greedy_baseline
+
     def faults(self) -> Iterable[str]:
         """Yield what cannot be meant, one clause each; field names without a prefix."""
         least = {"num_groups": 1, "group_size": 1, "num_slots": 1, "async_ratio": 0, "extra_groups": 0}
@@ -73,14 +84,13 @@ class RolloutConfig:
         for name, known in _CHOICES.items():
             if getattr(self, name) not in known:
                 yield f"{name} must be one of {', '.join(known)}, not {getattr(self, name)!r}"
-        num_members = self.group_size + self.extra_members
         if self.mode == "sync":
             if self.async_ratio or self.extra_groups or self.extra_members:
                 yield "mode sync is the plain baseline: async_ratio, extra_groups and extra_members must be 0"
-            if self.num_slots < self.num_groups * self.group_size:
-                yield f"mode sync runs a batch at once: num_slots must be {self.num_groups * self.group_size} or more"
-        if not self.replicate and self.num_slots < num_members:
-            yield f"replicate False starts a task at once: num_slots must be {num_members} or more"
+            if self.num_slots < self.num_groups * self.num_members:
+                yield f"mode sync runs a batch at once: num_slots must be {self.num_groups * self.num_members} or more"
+        if not self.replicate and self.num_slots < self.num_members:
+            yield f"replicate False starts a task at once: num_slots must be {self.num_members} or more"
         if self.group_filter == "mean" and not self.filter_low < self.filter_high:
             yield f"filter_low must be below filter_high, not {self.filter_low} and {self.filter_high}"
         if self.group_filter == "std" and self.group_size < 2:

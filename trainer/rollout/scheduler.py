@@ -43,7 +43,7 @@ class Scheduler:
         config: how samples are made.
         task_id: group id -> task id.
         placement: where environments come from.
-        new_agent: (group id, member, seed) -> the agent of one episode.
+        new_agent: (group id, member, seed) -> the agent of one episode; member `GREEDY` is the greedy rollout.
         account: where samples are counted.
         policy_version: the trainer's version at the start.
         seed: keys all environment and sampling seeds.
@@ -80,6 +80,7 @@ class Scheduler:
             async_ratio=config.async_ratio,
             extra_groups=config.extra_groups,
             policy_version=policy_version,
+            hold_back=config.hold_back,
             on_room=self._wake.set,
         )
         self.collector = Collector(
@@ -88,7 +89,7 @@ class Scheduler:
         self._restart = deque(sorted(restart))
         self._queue: deque[_Entry] = deque()
         self._num_free = config.num_slots
-        self._entry_size = 1 if config.replicate else config.group_size + config.extra_members
+        self._entry_size = 1 if config.replicate else config.num_members
 
     @property
     def outstanding(self) -> list[int]:
