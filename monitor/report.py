@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from rollcage.errors import require
 from rollcage.monitor.run_folder import read_metrics, read_rows
+from rollcage.monitor.sample_shares import shares_table
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -192,6 +193,7 @@ def _page(run: Path, metrics: Rows, evaluations: Rows, shares: Mapping[str, floa
         + ".",
         "An episode that failed (an environment, engine or deadline gave up) has no reward: it is a failure, not a 0.",
         "",
+        *shares_table(metrics),
         "![curves](curves.png)",
         "",
         "![timeline](timeline.png)",

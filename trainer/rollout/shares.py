@@ -1,7 +1,8 @@
 """The meter for starved tasks: what became of the samples, by duration, length and difficulty.
 
 Redundancy makes a batch close on the fastest, so what is slow is trained on less often than it is sampled; filters
-leave out what is easy or hopeless. Here it shows: in each bucket, of all samples, the share that was trained on.
+leave out what is easy or hopeless. Here it shows: in each bucket, what became of its samples. `rollcage.monitor` makes
+shares of it, and the report a table.
 """
 
 from __future__ import annotations
@@ -42,16 +43,6 @@ class SampleShares:
         counts["duration_s", _power_of_two(seconds, -3), outcome] += 1
         counts["length_tokens", _power_of_two(tokens, 0), outcome] += 1
         counts["difficulty", _fifth(difficulty), outcome] += 1
-
-    def share(self, dimension: str) -> dict[str, tuple[float, int]]:
-        """Return bucket -> (share of its samples that was trained on, number of samples)."""
-        total: Counter[str] = Counter()
-        trained: Counter[str] = Counter()
-        for (name, bucket, outcome), count in self.counts.items():
-            if name == dimension:
-                total[bucket] += count
-                trained[bucket] += count if outcome == "trained" else 0
-        return {bucket: (trained[bucket] / total[bucket], total[bucket]) for bucket in total}
 
     def report(self, recorder: Recorder) -> None:
         """Add what was counted since the last call to the counters ``samples_by_<dimension>``."""
