@@ -11,7 +11,7 @@ import numpy as np
 
 from rollcage.envs.core import TextEnv, Turn
 from rollcage.envs.swe.exploits import EXPLOITS
-from rollcage.envs.swe.grading import Harness, NotJudged, TestsLost, Verdict, judge
+from rollcage.envs.swe.grading import Harness, NotJudged, NotStarted, TestsLost, Verdict, judge
 from rollcage.envs.swe.lab import Lease
 from rollcage.envs.swe.patches import TAKE, whole
 from rollcage.envs.tasks import Task, TaskSet
@@ -258,6 +258,10 @@ class SWEEnv(TextEnv):
                 verdict = self._judge(patch)
             except TestsLost as error:  # twice, in fresh sandboxes, is the patch's doing
                 verdict = Verdict("unresolved", log=str(error))
+        except NotStarted as error:
+            if not patch.strip() or not self._starts():
+                raise
+            verdict = Verdict("unresolved", log=str(error))
         self.verdict = verdict
         text = {"resolved": "Resolved.", "unresolved": "Not resolved: tests fail."}.get(
             verdict.status, "Not resolved: the patch could not be applied."
@@ -270,6 +274,14 @@ class SWEEnv(TextEnv):
             return judge(self._harness, box, self.task.data, patch, timeout_s=self.test_timeout_s)
         finally:
             self._leased().delete(box)
+
+    def _starts(self) -> bool:
+        """Return whether the tests start where nothing was changed."""
+        try:
+            self._judge(b"")
+        except NotJudged:
+            return False
+        return True
 
     def _open_box(self) -> SyncSandbox:
         if self._box is None:

@@ -9,7 +9,7 @@ from typing import Any
 from rollcage.envs.swe import official
 from rollcage.envs.swe.build import COMMIT_ALL
 from rollcage.envs.swe.git_objects import DATE
-from rollcage.envs.swe.grading import NotJudged, apply_tests
+from rollcage.envs.swe.grading import NotJudged, NotStarted, apply_tests
 from rollcage.envs.swe.patches import PROTECTED, protected, touched, whole
 from rollcage.envs.swe.sources import CUT
 from rollcage.sandbox.sync import SyncSandbox
@@ -76,7 +76,7 @@ class BenchHarness:
         log, self.test_s = done.stdout_text, done.duration_s
         if not official.started(log):
             last = (log.strip().splitlines() or [f"exit code {done.exit_code}"])[-1]
-            raise NotJudged(f"{row['instance_id']}: its tests did not start: {last}")
+            raise NotStarted(f"{row['instance_id']}: its tests did not start: {last}")
         return official.grade(row, log).tests, log
 
     def _commits(self, box: SyncSandbox, row: Mapping[str, Any]) -> tuple[str, str]:

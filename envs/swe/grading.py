@@ -22,6 +22,10 @@ class NotJudged(RollcageError):
     """The tests never ran, for a reason that has nothing to do with the patch: an infrastructure failure."""
 
 
+class NotStarted(NotJudged):
+    """The test run did not start: its place is broken, or the patch breaks it. Which, a run without the patch tells."""
+
+
 class TestsLost(NotJudged):
     """The sandbox died while the tests ran: it failed, or the patch killed it. Which, a second try tells."""
 
@@ -70,7 +74,7 @@ class Harness(Protocol):
         """Put the hidden tests in place and run them; returns test -> status ("passed" is the good one), and the log.
 
         Raises:
-            NotJudged: the run never started.
+            NotJudged: the run never started (NotStarted: for a reason that may lie in the patch).
         """
         ...
 

@@ -24,7 +24,7 @@ from rollcage.envs.alfworld.cache import cache_root
 from rollcage.envs.swe.build import LABEL, USER, Build, Source
 from rollcage.envs.swe.sample import OWN
 from rollcage.errors import UserError
-from rollcage.sandbox.errors import ImageMissing
+from rollcage.sandbox.errors import ImageMissing, SandboxError
 from rollcage.sandbox.images.running import Progress, silent
 
 T = TypeVar("T")
@@ -107,14 +107,16 @@ class Images:
         return Place(found, USER if found == own else "0:0", found == own)
 
     def _find(self, endpoint: str, names: Sequence[str], held: list[IO[str]]) -> str | None:
-        for name in names:
-            file = _hold(endpoint, name)
-            if run(_has(endpoint, name)):
-                held.extend([file] if file else [])
-                return name
-            if file:
+        """Return the first of the names that there is; its file is held before it is looked for."""
+        files = {name: file for name in names if (file := _hold(endpoint, name)) is not None}
+        try:
+            found = run(_first(endpoint, names))
+            if found in files:
+                held.append(files.pop(found))
+            return found
+        finally:
+            for file in files.values():
                 file.close()
-        return None
 
     def _get(self, endpoint: str, row: Mapping[str, Any], official: str) -> str:
         is_own = row["repo"].startswith(OWN)
@@ -203,12 +205,13 @@ def prune(keep: int) -> list[str]:
     removed = []
     files = sorted(_folder().glob("*.image"), key=_used_at, reverse=True)
     for path in files[keep:]:
-        with suppress(OSError), path.open("r+", encoding="utf-8") as file:
+        # OSError: it is in use, or gone already; SandboxError: its host does not answer. It stays for the next time.
+        with suppress(OSError, SandboxError), path.open("r+", encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            noted = json.loads(file.read() or "{}")
-            if noted and run(_remove(noted["endpoint"], noted["image"])):
+            noted = json.loads(file.read())
+            if run(_remove(noted["endpoint"], noted["image"])):
                 removed.append(noted["image"])
-            path.unlink(missing_ok=True)
+                path.unlink()
     return removed
 
 
@@ -285,11 +288,14 @@ def run(call: Coroutine[Any, Any, T]) -> T:
         loop.stop()
 
 
-async def _has(endpoint: str, image: str) -> bool:
+async def _first(endpoint: str, names: Sequence[str]) -> str | None:
     from rollcage.sandbox.images.catalogue import Catalogue
 
     async with Catalogue(endpoint) as host:
-        return await host.has(image)
+        for name in names:
+            if await host.has(name):
+                return name
+    return None
 
 
 async def _pull(endpoint: str, image: str, timeout_s: float) -> str:

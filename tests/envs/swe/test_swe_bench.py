@@ -145,6 +145,22 @@ def test_a_run_that_never_starts_is_an_infrastructure_failure_not_reward_0_e12(d
         assert "its tests did not start" in info["failure_message"]
 
 
+def test_a_patch_that_keeps_the_tests_from_starting_is_unresolved(docker, tmp_path, image):
+    row = {**SPANS, "spec": {**SPANS["spec"], "install": "sh install.sh"}}
+    (tmp_path / "rows.json").write_text(json.dumps([row]))
+    with opened(docker, dataset="lite", data=tmp_path / "rows.json") as env:
+        _, reward, terminated, _, info = play(env, "echo 'kill -9 $PPID' >install.sh")
+        assert (reward, terminated, info["status"], info["failure"]) == (0.0, True, "unresolved", None)
+        assert "its tests did not start" in env.verdict.log
+        assert play(env, "echo 'exit 1' >install.sh; echo >>spans.py")[-1]["pass_to_pass"] == 1.0
+
+
+def test_tests_that_never_end_have_not_passed(docker):
+    with opened(docker, test_timeout_s=3) as env:
+        _, reward, terminated, _, info = play(env, "echo 'while True: pass' >>spans.py")
+    assert (reward, terminated, info["status"], info["failure"]) == (0.0, True, "unresolved", None)
+
+
 def test_a_test_patch_that_does_not_fit_is_an_infrastructure_failure(judged):
     with pytest.raises(NotJudged, match="its test patch does not apply"):
         judged(SPANS["patch"], {**SPANS, "test_patch": SPANS["test_patch"].replace("\n ", "\n no such line ", 1)})
