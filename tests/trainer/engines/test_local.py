@@ -429,6 +429,39 @@ def test_replicas_behind_a_router_draw_alike_and_take_new_weights_together(folde
     assert [item.token_ids for item in one[:6]] != [item.token_ids for item in one[6:]]
 
 
+@pytest.mark.parametrize("interrupt", ["abort", "wait"])
+def test_messages_of_one_version_behind_a_router_that_aborts_or_waits_at_publish(interrupt, folder):
+    """Aborted ones start again and are exactly what the new weights alone would have said."""
+    new_model = make_model("qwen3", seed=1)
+    requests = [request(f"r{index}", length=3 + index, max_new_tokens=200, affinity=f"t{index}") for index in range(3)]
+
+    async def main() -> tuple[list[Generation], list[Generation], int]:
+        engine = LocalEngine(LocalEngineConfig(model=str(folder("qwen3")), max_batch_size=2))
+        router = Router([engine], interrupt=interrupt)
+        await router.start()
+        try:
+            early = [asyncio.create_task(router.generate(asked)) for asked in requests]  # two run, one waits
+            while engine.num_live < 3:
+                await asyncio.sleep(0)
+            await asyncio.sleep(0.05)
+            await router.publish(new_model.state_dict(), 1)
+            num_done = sum(task.done() for task in early)
+            return await asyncio.gather(*early), [await router.generate(asked) for asked in requests], num_done
+        finally:
+            await router.close()
+
+    early, fresh, num_done = asyncio.run(main())
+    if interrupt == "wait":
+        assert num_done == 3
+        assert all(generation.policy_versions == [0] * 200 for generation in early)
+    else:
+        assert num_done == 0
+        for asked, generation, again in zip(requests, early, fresh, strict=True):
+            assert generation.token_ids == again.token_ids
+            assert generation.policy_versions == [1] * 200
+            assert generation.logprobs == pytest.approx(plain_logprobs(new_model, asked, generation), abs=1e-4)
+
+
 def test_publish_of_foreign_weights_is_refused_as_a_whole(folder):
     weights = dict(make_model("gpt2", seed=1).state_dict())
     faults = {
