@@ -14,10 +14,11 @@ class Account:
     Attributes:
         started: episodes that began.
         trained: consumed by an update.
-        filtered: scored, but their group was dropped (too few survivors).
+        filtered: scored, but their group was dropped (too few survivors, or refused by the filter).
         stale: evicted because they were too old for the next update.
         failed: gave no score, by "kind/reason".
-        cancelled: ended by us: the run stopped, or was killed and resumed.
+        cancelled: ended by us: others were faster, a deadline closed the batch, the run stopped, or was killed and
+            resumed.
     """
 
     started: int = 0
