@@ -55,8 +55,8 @@ GAMES: dict[str, Game] = {
         num_layers=4,
         steps=250,
         max_new_tokens=8,
-        lesson="walks whose every\nmove is drawn by itself: rather towards the goal than away from it, and half as "
-        "often into a hole as onto ice. So the policy\nreads the map, and has caution and planning to learn by "
+        lesson="walks whose every\nmove is drawn by itself: rather towards the goal than away from it, and into a "
+        "hole nearly as often as onto ice. So\nthe policy reads the map, and has caution and planning to learn by "
         "reinforcement learning, which is what it is for.",
         scope="maps of 4 x 4 cells, one move per message",
     ),
