@@ -161,6 +161,7 @@ def format_summary(summary: dict[str, Any]) -> str:
         "mean reward": "-" if summary["mean_reward"] is None else f"{summary['mean_reward']:.4g}",
         "scored": f"{summary['num_scored']} episodes of {summary['num_tasks']} tasks x {summary['attempts']}",
         "failures": failures,
+        "quarantined": ", ".join(summary["quarantined"]) or "none",
         "seconds": f"{summary['seconds']:.1f}",
     }
     return "".join(f"{name:12} {value}\n" for name, value in rows.items())

@@ -198,6 +198,7 @@ class Result:
             "attempts": self.evaluation.attempts,
             "seed": self.evaluation.seed,
             "failure_reasons": self.failures(reasons=True),
+            "quarantined": dict(self.evaluation.quarantined),
         }
 
 

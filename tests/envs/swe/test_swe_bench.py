@@ -324,6 +324,9 @@ def test_instances_that_cannot_be_scored_are_quarantined_by_id_and_reported_e13(
         assert env.tasks.quarantined == {"test/mini__undone-1": reason}
     with opened(docker, dataset="lite", data=tmp_path / "rows.json", quarantine="") as env:
         assert env.tasks.splits == {"test": 2}
+    command = ["eval", ID, "--policy", "empty", "--env-arg", f"data={tmp_path / 'rows.json'}"]
+    assert main([*command, "--env-arg", f"quarantine={tmp_path / 'q.jsonl'}"]) == 0
+    assert "quarantined  test/mini__undone-1\n" in capsys.readouterr().out
 
 
 def test_without_image_or_docker_one_line_says_what_to_do(docker, tmp_path, monkeypatch):

@@ -22,6 +22,7 @@ def rows(shared_data, tmp_path):
     return tmp_path / "rows.jsonl"
 
 
+@pytest.mark.timeout(300)  # on a new machine the image takes about a minute
 @pytest.mark.parametrize("instance", IDS)
 def test_gold_resolves_an_official_row_and_nothing_does_not(docker, rows, instance, capsys):
     if rows is None:
