@@ -192,7 +192,7 @@ def _build(cls: type, data: Any, where: str) -> Any:
         if key not in known:
             raise UserError(f"{where}: unknown key {key!r}.{did_you_mean(key, known)}")
         if is_dataclass(types[key]):
-            value = _build(types[key], value, f"{where}: {key}")  # type: ignore[arg-type]
+            value = _build(types[key], value, f"{where}: {key}")
         values[key] = tuple(value) if isinstance(value, list) else value
     assert is_dataclass(cls)
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,8 +12,8 @@ from typing import Any
 from rollcage.errors import MissingExtra, UserError
 from rollcage.trainer.child_process import ChildProcess
 from rollcage.trainer.engines.base import EngineDied, EngineError, Weights
+from rollcage.trainer.engines.published_weights import PublishedWeights
 from rollcage.trainer.engines.requests import check_request
-from rollcage.trainer.learner.shared_weights import Layout, make_layout, map_weights, open_memory
 from rollcage.trainer.models import find_model
 from rollcage.trainer.types import Generation, Request
 
@@ -36,6 +35,8 @@ class VllmOptions:
     """Memory for keys and values (on the CPU), in GiB."""
     compile: bool = False
     """Let vLLM compile the model and capture CUDA graphs: a slow start, then faster steps."""
+    servers: tuple[str, ...] = ()
+    """URLs of vLLM servers on this host to use, one for each replica, in place of processes of ours."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class VllmEngine:
         self._pulse: asyncio.Task[None] | None = None
         self._died: str | None = None
         self._publishing = asyncio.Lock()
-        self._memory: tuple[int, Layout, dict[str, Any]] | None = None
+        self._published = PublishedWeights()
 
     @property
     def num_live(self) -> int:
@@ -153,7 +154,8 @@ class VllmEngine:
             generation: Generation = await child.call("generate", request)
             return generation
         except EngineDied as error:
-            raise EngineDied(self._died or str(error)) from None
+            self._died = self._died or str(error)
+            raise EngineDied(self._died) from None
         except asyncio.CancelledError:
             self._tell("cancel", request.id)
             raise
@@ -193,25 +195,9 @@ class VllmEngine:
 
     async def _publish(self, weights: Weights, policy_version: int) -> None:
         async with self._publishing:
-            descriptor, layout, shared = self._shared_memory(weights)
-            await asyncio.to_thread(_copy, weights, shared)
-            path = f"/proc/{os.getpid()}/fd/{descriptor}"  # for the processes that a replica is divided among, too
+            path, layout = await self._published.write(weights)
             await self._ask("publish", path, layout, policy_version)
             self.policy_version = policy_version
-
-    def _shared_memory(self, weights: Weights) -> tuple[int, Layout, dict[str, Any]]:
-        """Return descriptor, layout and tensors of memory for ``weights``; the same one for the same layout."""
-        layout = make_layout((name, tuple(tensor.shape), tensor.dtype) for name, tensor in weights.items())
-        if self._memory is None or self._memory[1] != layout:
-            self._free_memory()
-            descriptor = open_memory()
-            self._memory = (descriptor, layout, map_weights(descriptor, layout))
-        return self._memory
-
-    def _free_memory(self) -> None:
-        if self._memory is not None:
-            os.close(self._memory[0])
-            self._memory = None
 
     async def close(self) -> None:
         """End the process; requests in flight get EngineDied. Idempotent."""
@@ -221,7 +207,7 @@ class VllmEngine:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
         async with self._publishing:  # what was on its way has failed by now
-            self._free_memory()
+            self._published.close()
 
     async def _end(self, reason: str) -> None:
         """Kill the process. Only the first call's reason counts."""
@@ -265,11 +251,6 @@ class VllmEngine:
                 await asyncio.sleep(min(_PULSE_S, self._config.step_timeout_s))
         except EngineError:
             pass  # it died, and whoever waits has been told
-
-
-def _copy(weights: Weights, shared: Mapping[str, Any]) -> None:
-    for name, tensor in weights.items():
-        shared[name].copy_(tensor)
 
 
 def _environment(config: VllmEngineConfig, replica: int) -> dict[str, str]:

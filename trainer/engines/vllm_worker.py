@@ -48,8 +48,7 @@ class VllmWorker:
         self._reply = reply
         self._running: dict[str, _Running] = {}
         self._engine: Any = None
-        self._shapes: dict[str, tuple[int, ...]] = {}
-        self._required: set[str] = set()
+        self._expected: Any = None
         self._paused = False
         self._has_diverged = False
         self._policy_version = 0
@@ -98,11 +97,13 @@ class VllmWorker:
         from vllm.platforms import current_platform
         from vllm.v1.engine.llm_engine import LLMEngine
 
+        from rollcage.trainer.engines.published_weights import ExpectedWeights
         from rollcage.trainer.models import find_model, load_config, resolve_dtype, save_unpacked
 
         source = find_model(config.model)
         on_cpu = current_platform.device_type == "cpu"
         model_config = load_config(source)
+        self._expected = ExpectedWeights(source)
         limit = getattr(model_config.get_text_config(), "max_position_embeddings", None)
         max_context_tokens = min(config.max_context_tokens, limit or config.max_context_tokens)
         if on_cpu and config.num_threads:
@@ -116,7 +117,7 @@ class VllmWorker:
                     model=str(source),
                     skip_tokenizer_init=True,
                     generation_config="vllm",  # not the model's own: the request says how tokens are drawn
-                    dtype=resolve_dtype(config.dtype, "cpu" if on_cpu else "cuda"),  # type: ignore[arg-type]
+                    dtype=resolve_dtype(config.dtype, "cpu" if on_cpu else "cuda"),
                     max_model_len=max_context_tokens,
                     max_num_seqs=config.max_batch_size,
                     tensor_parallel_size=config.tensor_parallel,
@@ -134,7 +135,6 @@ class VllmWorker:
                 traceback.print_exc()
                 reason = " ".join(str(error).split())[:300]
                 raise UserError(f"{config.model}: vLLM cannot run it here: {reason}") from error
-        self._shapes, self._required = _expected_weights(model_config)
         return max_context_tokens, int(model_config.get_text_config().vocab_size)
 
     def ping(self) -> None:
@@ -164,15 +164,7 @@ class VllmWorker:
         Raises:
             EngineError: names or shapes are not the model's; nothing has been changed then.
         """
-        given = {entry.name: tuple(entry.shape) for entry in layout.entries}
-        for name, shape in given.items():
-            if name not in self._shapes:
-                raise EngineError(f"publish: the model has no weight {name!r}")
-            if shape != self._shapes[name]:
-                raise EngineError(f"publish: {name!r} is {list(shape)}, the model's {list(self._shapes[name])}")
-        missing = sorted(self._required - given.keys())
-        if missing:
-            raise EngineError(f"publish: {len(missing)} weights are missing ({missing[0]!r}, ...)")
+        self._expected.check({entry.name: entry.shape for entry in layout.entries})
         self._engine.collective_rpc("read_shared_weights", args=(path, layout))
         self._engine.reset_prefix_cache(reset_running_requests=True)
         if self._has_diverged:
@@ -219,17 +211,6 @@ class VllmWorker:
             self._reply(job.number, "refused", EngineError(f"vLLM ended the request: {reason}"))
             return
         self._reply(job.number, "ok", job.generation(known[reason]))
-
-
-def _expected_weights(config: Any) -> tuple[dict[str, tuple[int, ...]], set[str]]:
-    """Return name -> shape of all that a model of this kind has, and the names that a publish must bring."""
-    import torch
-    import transformers
-
-    with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config)
-    shapes = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
-    return shapes, {name for name, _ in model.named_parameters()}
 
 
 def main() -> None:

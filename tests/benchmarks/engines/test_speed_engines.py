@@ -14,7 +14,7 @@ def test_every_contender_is_measured_on_every_work_and_the_report_shows_it(tmp_p
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert set(result["rates"]) == {"at_once", "stream", "groups"}
     for work in result["rates"].values():
-        for contender in ("local_engine", "generate", "generate_with_logprobs"):
+        for contender in ("local_engine", "vllm_engine", "generate", "generate_with_logprobs"):
             assert work[contender]["tokens_per_s"] > 0
         assert work["title"] in report.read_text()
 

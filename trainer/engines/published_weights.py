@@ -1,0 +1,75 @@
+"""Weights on their way to engines in other processes of this host: memory that those read through a path."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rollcage.trainer.engines.base import EngineError, Weights
+from rollcage.trainer.learner.shared_weights import Layout, make_layout, map_weights, open_memory
+
+
+class PublishedWeights:
+    """Memory without a name that the newest weights are copied to; it is gone with its last user."""
+
+    def __init__(self) -> None:
+        self._memory: tuple[int, Layout, dict[str, Any]] | None = None
+
+    async def write(self, weights: Weights) -> tuple[str, Layout]:
+        """Copy ``weights``; return where processes of this user on this host find them, and how they lie there."""
+        layout = make_layout((name, tuple(tensor.shape), tensor.dtype) for name, tensor in weights.items())
+        if self._memory is None or self._memory[1] != layout:
+            self.close()
+            descriptor = open_memory()
+            self._memory = (descriptor, layout, map_weights(descriptor, layout))
+        descriptor, layout, tensors = self._memory
+        await asyncio.to_thread(_copy, weights, tensors)
+        return f"/proc/{os.getpid()}/fd/{descriptor}", layout
+
+    def close(self) -> None:
+        """Free the memory; idempotent."""
+        if self._memory is not None:
+            os.close(self._memory[0])
+            self._memory = None
+
+
+class ExpectedWeights:
+    """Names and shapes of a model's weights, in transformers' format.
+
+    Args:
+        model: the model, as in `rollcage.trainer.models.load_config`.
+    """
+
+    def __init__(self, model: str | Path) -> None:
+        import torch
+        import transformers
+
+        from rollcage.trainer.models import load_config
+
+        with torch.device("meta"):
+            skeleton = transformers.AutoModelForCausalLM.from_config(load_config(model))
+        self._shapes = {name: tuple(weight.shape) for name, weight in skeleton.state_dict().items()}
+        self._required = {name for name, _ in skeleton.named_parameters()}
+
+    def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Refuse weights that are not this model's, or not all of them.
+
+        Raises:
+            EngineError: it says which.
+        """
+        for name, shape in shapes.items():
+            if name not in self._shapes:
+                raise EngineError(f"publish: the model has no weight {name!r}")
+            if tuple(shape) != self._shapes[name]:
+                raise EngineError(f"publish: {name!r} is {list(shape)}, the model's {list(self._shapes[name])}")
+        missing = sorted(self._required - shapes.keys())
+        if missing:
+            raise EngineError(f"publish: {len(missing)} weights are missing ({missing[0]!r}, ...)")
+
+
+def _copy(weights: Weights, tensors: Mapping[str, Any]) -> None:
+    for name, tensor in weights.items():
+        tensors[name].copy_(tensor)
