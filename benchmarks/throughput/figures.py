@@ -244,7 +244,10 @@ def _end_to_end(
         # training has its share of the GPUs' time as its share of the GPUs
         train_gpus = max(1, round(gpus.num_gpus / 3))
         cluster = gpus.split(train_gpus)
-        side_by_side = run(workload, cluster, asynchronous(workload, cluster, async_ratio=ratio, **size), updates)
+        # Stragglers hold up one update in (ratio + 1), after which the others follow fast: measure whole rounds of that.
+        per_round = math.ceil(ratio) + 1
+        chosen = asynchronous(workload, cluster, async_ratio=ratio, **size)
+        side_by_side = run(workload, cluster, chosen, per_round * math.ceil(1.5 * updates / per_round))
         rows.append(_row(workload, gpus, train_gpus, size, ratio, side_by_side, lockstep))
     return rows
 
@@ -280,8 +283,8 @@ def bound(
     """Return the bound on an update's seconds: (N / K) (mu_gen + mu_train) + L_gen / (alpha + 1).
 
     A worker is a slot, so that training a sample takes ``SLOTS`` times its GPU-seconds of a worker's time. The longest
-    episode L_gen includes its environment, mu_gen does not, since waiting for it holds no slot. Both are means over the
-    lengths and latencies of the batches that a simulation of so many updates draws, its warm-up included.
+    episode L_gen includes its environment, mu_gen does not, since waiting for it holds no slot. Both are those of the
+    lengths and latencies that a simulation of so many updates draws, its warm-up included.
     """
     num_batches = num_updates + (math.ceil(async_ratio) + 1 if async_ratio else 0)
     generation_s, longest_s = _drawn(workload, gpus.speed.token_s, num_groups, group_size, num_batches)
@@ -293,11 +296,10 @@ def bound(
 def _drawn(
     workload: Workload, token_s: float, num_groups: int, group_size: int, num_batches: int
 ) -> tuple[float, float]:
-    """Return mean seconds of generation, and of a batch's longest episode, over the first batches of a simulation."""
+    """Return the mean seconds of generation, and those of the longest episode, over the first batches."""
     length, num_turns = workload.length(0), round(workload.env.turns.mean)
-    generation_s, longest_s = [], []
+    generation_s, longest_s = [], 0.0
     for batch in range(num_batches):
-        episodes_s = []
         for group, member in product(range(batch * num_groups, (batch + 1) * num_groups), range(group_size)):
             seed = key_seed(0, str(group), group, member, 0)  # as the scheduler seeds the episode
             tokens = latency_s = 0.0
@@ -305,9 +307,8 @@ def _drawn(
                 tokens += length(Request("", [], _SAMPLING, seed=key_seed(seed, turn), group=str(group)))
                 latency_s += draw(workload.env.turn_s, key_seed(seed, "latency", turn))
             generation_s.append(tokens * token_s)
-            episodes_s.append(tokens * token_s + latency_s)
-        longest_s.append(max(episodes_s))
-    return fmean(generation_s), fmean(longest_s)
+            longest_s = max(longest_s, tokens * token_s + latency_s)
+    return fmean(generation_s), longest_s
 
 
 _SAMPLING = Sampling(1)

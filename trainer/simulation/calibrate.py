@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import ceil
@@ -48,6 +49,11 @@ class Calibration:
     speed_r2: float
 
 
+def _sample_id(row: Mapping[str, Any]) -> tuple[int, int]:
+    group, _, member = row["id"].partition(".")
+    return int(group), int(member)
+
+
 @dataclass(frozen=True)
 class _Message:
     start_s: float
@@ -68,7 +74,8 @@ def calibrate(run: Path) -> Calibration:
     known = {field.name for field in fields(RolloutConfig)}
     config = RolloutConfig(**{name: value for name, value in given["rollout"].items() if name in known})
     num_replicas, num_slots = int(given["num_engines"]), int(given["engine"]["max_batch_size"])
-    episodes = [row for row in read_rows(run, "trajectories") if row["turns"]]
+    # in the order in which they were begun, which is that of the queue among those that were begun in one moment
+    episodes = sorted((row for row in read_rows(run, "trajectories") if row["turns"]), key=_sample_id)
     if not any(turn.get("act_s") for row in episodes for turn in row["turns"]):
         raise UserError(f"{run}: its episodes do not say how long their turns took: record it with this version.")
 
@@ -117,12 +124,12 @@ def _all_members_ended(episodes: Sequence[Mapping[str, Any]], group_size: int) -
     """Return the episodes of the groups before the first that was cut off by the run's end: no long one is missing."""
     members: dict[int, int] = {}
     for row in episodes:
-        group = int(row["id"].partition(".")[0])
+        group = _sample_id(row)[0]
         members[group] = members.get(group, 0) + 1
     complete = 0
     while members.get(complete, 0) >= group_size:
         complete += 1
-    whole = [row for row in episodes if int(row["id"].partition(".")[0]) < complete]
+    whole = [row for row in episodes if _sample_id(row)[0] < complete]
     return whole if complete >= 8 else episodes
 
 
@@ -173,16 +180,15 @@ def _fit_speed(
     that they spent at every load; token_s is such that all messages together have as many tokens as they had. What the
     first token costs is in there too. Messages from before ``from_s`` only count as load.
     """
-    starts, ends = np.array([m.start_s for m in messages]), np.array([m.end_s for m in messages])
+    ends = np.array([m.end_s for m in messages])
+    starts = _slot_starts(np.array([m.start_s for m in messages]), ends, num_replicas * num_slots)
     tokens = np.array([float(m.num_tokens) for m in messages])
     late = starts >= from_s if (starts >= from_s).sum() >= _ENOUGH else np.ones_like(starts, dtype=bool)
     times, load, trains = _moments(starts, ends, training)
-    others = np.maximum(np.minimum(load / num_replicas, num_slots), 1) - 1
-    # of requests that wait for a slot, so large a share runs
-    running = np.minimum(1.0, num_slots * num_replicas / np.maximum(load, 1))
+    others = np.maximum(load / num_replicas, 1) - 1
 
     def explain(slope: float, contention: float) -> tuple[float, float]:
-        per_s = running / ((1 + slope * others) * np.where(trains, contention, 1.0))
+        per_s = 1 / ((1 + slope * others) * np.where(trains, contention, 1.0))
         progress = np.concatenate([[0.0], np.cumsum(per_s * np.diff(times))])
         worked_s = (np.interp(ends, times, progress) - np.interp(starts, times, progress))[late]
         token_s = float(worked_s.sum() / tokens[late].sum())
@@ -201,6 +207,29 @@ _ENOUGH = 64
 """Messages that a fit needs."""
 _SLOPES = (0.0, *(10.0 ** (exponent / 8) for exponent in range(-32, 1)))
 _CONTENTIONS = tuple(1 + step / 10 for step in range(31))
+
+
+def _slot_starts(asked: Floats, ends: Floats, num_slots: int) -> Floats:
+    """Return when each message got a slot: first come, first served, all replicas taken together."""
+    starts = asked.copy()
+    waiting: deque[int] = deque()
+    running: set[int] = set()
+    # records are rounded: what happens in one millisecond is taken to be simultaneous, and in the order of its samples
+    events = [(round(at_s, 3), 1, message) for message, at_s in enumerate(asked.tolist())]
+    events += [(round(at_s, 3), 0, message) for message, at_s in enumerate(ends.tolist())]
+    for at_s, is_ask, message in sorted(events):
+        if is_ask:
+            waiting.append(message)
+        elif message in running:
+            running.remove(message)
+        else:  # it ran on a replica that was free while others were not, or took no time at all
+            waiting = deque(other for other in waiting if other != message)
+        while waiting and len(running) < num_slots:
+            first = waiting.popleft()
+            if ends[first] > at_s:
+                starts[first] = at_s
+                running.add(first)
+    return starts
 
 
 def _moments(starts: Floats, ends: Floats, training: Spans) -> tuple[Floats, Floats, npt.NDArray[np.int64]]:

@@ -26,7 +26,7 @@ buffer, router and loop run; engines, environments and learner are models of the
 Describe a cluster, or calibrate on a recorded run (--from) and change what shall be different."""
 
 _EXAMPLES = """rollcage simulate --gpus 16 --slots 64 --token-ms 25 --length 2000 --train-gpu-s 4
-rollcage simulate --gpus 16 --length 500 --turns 20 --env-s 10 10 --fail-slow 0.05 --train-gpu-s 8 --json
+rollcage simulate --gpus 16 --length 500 --turns 8 --env-s 10 10 --fail-slow 0.05 --train-gpu-s 8 --json
 rollcage simulate --gpus 16 --train-gpus 4 --async-ratio 2 --extra-groups 4
 rollcage simulate --from runs/demo
 rollcage simulate --from runs/demo --async-ratio 0 --replicas 2 --plot prediction.png"""
@@ -54,6 +54,7 @@ def run_simulate(argv: Sequence[str]) -> int:
         ),
         num_updates=arguments.updates,
         seed=arguments.seed,
+        watch=lambda choice: _tell(choice, len(search.tried)),
     )
     result: dict[str, Any] = {"calibration": _calibration(calibration)} if calibration else {}
     recommendation = None
@@ -83,6 +84,14 @@ def run_simulate(argv: Sequence[str]) -> int:
         _plot(arguments.plot, chosen, recommendation)
     sys.stdout.write(json.dumps(result) + "\n" if arguments.json else _page(result, chosen, recommendation))
     return 0
+
+
+def _tell(choice: Choice, number: int) -> None:
+    where = "" if choice.train_gpus is None else f", {choice.train_gpus or 'all'} GPUs train"
+    sys.stderr.write(
+        f"{number}: async_ratio {choice.config.async_ratio:g}, extra_groups {choice.config.extra_groups}{where}: "
+        f"{choice.samples_per_s:.4g} samples/s\n"
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -118,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
     choice.add_argument("--extra-members", type=natural, help="redundant rollouts of a group (0)")
     choice.add_argument("--deadline-s", type=natural_float, help="of one reset or step of an environment (none)")
     choice.add_argument("--recommend", action="store_true", help="search even though a choice is given")
-    parser.add_argument("--updates", type=positive, default=6, help="updates to simulate after the warm-up (6)")
+    parser.add_argument("--updates", type=positive, default=4, help="updates to simulate after the warm-up (4)")
     parser.add_argument("--seed", type=natural, default=0, help="of all draws (0)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw what was simulated (.png, .svg)")

@@ -21,7 +21,7 @@ from rollcage.trainer.simulation.draws import Draws, Lognormal, uniform
 from rollcage.trainer.simulation.environment import EnvModel, SimulatedPlacement
 from rollcage.trainer.simulation.learner import SimulatedLearner
 from rollcage.trainer.simulation.text import silent_chat
-from rollcage.trainer.types import Request, Sampling
+from rollcage.trainer.types import Request, Sampling, Trajectory
 
 _NORMAL = NormalDist()
 _LIMIT_S = 1e9
@@ -147,6 +147,7 @@ def simulate(
     seed: int = 0,
     tokens_per_id: int | None = None,
     recorder: Recorder | None = None,
+    record: Callable[[Trajectory], None] = lambda trajectory: None,
 ) -> Prediction:
     """Run the trainer's own loop on simulated parts in virtual time.
 
@@ -155,16 +156,18 @@ def simulate(
         cluster: what it runs on.
         config: how samples are made, as in `rollcage train`.
         num_updates: measured ones.
-        warmup: updates before them; None: enough for the pipeline to fill, ceil(alpha) + 1 (none where alpha is 0).
+        warmup: updates before them; None: enough for the pipeline to fill, ceil(alpha) + 1 but not over 4 (none where
+            alpha is 0).
         seed: of all draws. Configurations that are compared see the same lengths, latencies and rewards.
         tokens_per_id: see `SimulatedEngine`; None: a fiftieth of the mean length.
         recorder: hears of metrics and spans, in virtual seconds.
+        record: called with every finished episode.
 
     Raises:
         RollcageError: the simulated run cannot go on.
     """
     if warmup is None:
-        warmup = math.ceil(config.async_ratio) + 1 if config.async_ratio else 0
+        warmup = min(math.ceil(config.async_ratio) + 1, 4) if config.async_ratio else 0
     per_id = tokens_per_id or max(1, round(workload.lengths.mean / 50))
     engines = cluster.engines(workload.length(seed), per_id)
     progress = Progress()
@@ -191,7 +194,7 @@ def simulate(
             publish_s=cluster.publish_s,
             on_training=on_training,
         )
-        parts = Parts(learner, router, SimulatedPlacement(workload.env), str, new_agent)
+        parts = Parts(learner, router, SimulatedPlacement(workload.env), str, new_agent, record)
         await train(
             config,
             parts,

@@ -11,7 +11,7 @@ from rollcage.trainer.rollout.config import RolloutConfig
 from rollcage.trainer.simulation.model import Cluster, Prediction, Workload, simulate
 
 ALPHAS = (0.0, 0.5, 1.0, 2.0, 4.0)
-EXTRA_SHARES = (0.0, 1 / 16, 1 / 8, 1 / 4)
+EXTRA_SHARES = (0.0, 1 / 16, 1 / 8)
 NO_LIMIT_S = 1e8
 """A deadline that nothing meets."""
 _WORTH = 0.02
@@ -137,6 +137,7 @@ class Search:
         num_groups, group_size: of a batch.
         change: applied to every configuration: deadlines, filters and the like.
         num_updates, seed: of each simulation.
+        watch: called with every choice once it was simulated.
     """
 
     def __init__(
@@ -147,12 +148,13 @@ class Search:
         num_groups: int,
         group_size: int,
         change: Callable[[RolloutConfig], RolloutConfig] = lambda config: config,
-        num_updates: int = 6,
+        num_updates: int = 4,
         seed: int = 0,
+        watch: Callable[[Choice], None] = lambda choice: None,
     ) -> None:
         self._workload, self._resources = workload, resources
         self._num_groups, self._group_size, self._change = num_groups, group_size, change
-        self._num_updates, self._seed = num_updates, seed
+        self._num_updates, self._seed, self._watch = num_updates, seed, watch
         self.tried: dict[tuple[int | None, float, int], Choice] = {}
 
     def cluster(self, train_gpus: int | None) -> Cluster:
@@ -182,6 +184,7 @@ class Search:
                 )
             )
             self.tried[key] = Choice(train_gpus, config, self._simulate(cluster, config))
+            self._watch(self.tried[key])
         return self.tried[key]
 
     def recommend(
@@ -206,7 +209,10 @@ class Search:
         return Recommendation(choice, baseline, list(self.tried.values()), reasons)
 
     def _simulate(self, cluster: Cluster, config: RolloutConfig) -> Prediction:
-        return simulate(self._workload, cluster, config, num_updates=self._num_updates, seed=self._seed)
+        per_id = max(1, round(self._workload.lengths.mean / 8))
+        return simulate(
+            self._workload, cluster, config, num_updates=self._num_updates, seed=self._seed, tokens_per_id=per_id
+        )
 
     def _best_split(self, *, async_ratio: float, extra_groups: int, near: int | None = None) -> int | None:
         """Climb from ``near``, or from where rollout and training take equally long, to the best split."""

@@ -1,0 +1,66 @@
+"""Calibration: from what a run recorded come back the speeds that it was made with, and its throughput."""
+
+from pathlib import Path
+
+import pytest
+from tests.trainer.simulation.recorded_run import record
+
+from rollcage.errors import UserError
+from rollcage.trainer.engines.simulated import Speed
+from rollcage.trainer.rollout.config import RolloutConfig
+from rollcage.trainer.simulation.calibrate import calibrate
+from rollcage.trainer.simulation.draws import Constant, Gaussian, Lognormal
+from rollcage.trainer.simulation.environment import EnvModel
+from rollcage.trainer.simulation.model import Cluster, Workload, simulate
+
+
+@pytest.mark.parametrize(("async_ratio", "num_replicas", "num_slots"), [(1.0, 2, 24), (0.0, 1, 64), (1.0, 1, 32)])
+def test_a_recorded_run_is_predicted_and_its_speeds_are_found(
+    tmp_path: Path, async_ratio: float, num_replicas: int, num_slots: int
+) -> None:
+    workload = Workload(
+        Lognormal(40), EnvModel(turns=Constant(2), turn_s=Gaussian(1, 0.5), success=0.4), max_new_tokens=160
+    )
+    speed = Speed(0.02, load_token_s=0.002, contention=1.5)
+    cluster = Cluster(num_replicas, num_slots=16, speed=speed, sample_s=0.1, publish_s=0.2)
+    config = RolloutConfig(num_groups=8, group_size=8, num_slots=num_slots, async_ratio=async_ratio)
+    measured = record(tmp_path / "run", workload, cluster, config)
+
+    found = calibrate(tmp_path / "run")
+    assert found.samples_per_s == pytest.approx(measured.samples_per_s, rel=0.25)  # other updates are the warm-up
+    assert found.workload.lengths.mean == pytest.approx(workload.lengths.mean, rel=0.15)
+    assert found.workload.env.turns == Constant(2)
+    assert found.workload.env.turn_s.mean == pytest.approx(1.0, rel=0.1)
+    assert found.workload.task_share < 0.2
+    assert found.cluster.sample_s == pytest.approx(0.1, rel=0.01)
+    assert found.cluster.publish_s == pytest.approx(0.2, rel=0.01)
+    fitted = found.cluster.speed
+    assert fitted.token_s + 7 * fitted.load_token_s == pytest.approx(0.02 + 7 * 0.002, rel=0.15)  # at a common load
+    assert found.speed_r2 > 0.9
+    if async_ratio:
+        assert found.cluster.speed.contention == pytest.approx(1.5, abs=0.2)
+
+    predicted = simulate(
+        found.workload, found.cluster, found.config, warmup=found.warmup, num_updates=found.num_updates, seed=1
+    )
+    assert predicted.samples_per_s == pytest.approx(found.samples_per_s, rel=0.15)
+
+
+def test_lengths_that_belong_to_their_tasks_are_told_from_those_of_chance(tmp_path: Path) -> None:
+    config = RolloutConfig(num_groups=64, group_size=8, num_slots=512, async_ratio=0)
+    for share in (0.0, 0.7):
+        record(tmp_path / str(share), Workload(Lognormal(40), task_share=share), Cluster(), config, 2)
+        assert calibrate(tmp_path / str(share)).workload.task_share == pytest.approx(share, abs=0.12)
+
+
+def test_what_cannot_be_calibrated_from_says_so(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="not a run folder"):
+        calibrate(tmp_path)
+    record(tmp_path / "short", Workload(Lognormal(40)), Cluster(), RolloutConfig(num_groups=2, async_ratio=0), 1)
+    with pytest.raises(UserError, match="1 updates are too few"):
+        calibrate(tmp_path / "short")
+    record(tmp_path / "old", Workload(Lognormal(40)), Cluster(), RolloutConfig(num_groups=2, async_ratio=0), 2)
+    path = tmp_path / "old" / "trajectories.jsonl"
+    path.write_text(path.read_text(encoding="utf-8").replace('"act_s"', '"unknown"'), encoding="utf-8")
+    with pytest.raises(UserError, match="do not say how long"):
+        calibrate(tmp_path / "old")
