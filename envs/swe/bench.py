@@ -12,7 +12,7 @@ from rollcage.envs.swe.base import SWEEnv
 from rollcage.envs.swe.bench_harness import BenchHarness
 from rollcage.envs.swe.datasets import swe_tasks
 from rollcage.envs.swe.images import Images
-from rollcage.envs.swe.official import FOLDER
+from rollcage.envs.swe.official import FOLDER, specification
 from rollcage.envs.tasks import Task
 from rollcage.errors import UserError
 from rollcage.sandbox.sync import SyncSandbox
@@ -190,6 +190,7 @@ class SWEBenchEnv(SWEEnv):
     def _ready(self, task: Task) -> None:
         from rollcage.sandbox.opening import default_endpoint, parse_endpoint
 
+        specification(task.data)  # what is missing is told now, and not by a step
         endpoints = [parse_endpoint(text)[1] for text in self._endpoints or (default_endpoint(),)]
         images = Images(endpoints, mirror=self._mirror, keep=self._keep_images)
         place, held = images.lend(task.data)

@@ -48,9 +48,10 @@ def specification(row: Mapping[str, Any]) -> dict[str, Any]:
         UserError: the table has none, and neither has the row.
         MissingExtra: swebench is not installed.
     """
+    modules = _modules()
     if "spec" in row:
         return dict(row["spec"])
-    versions = _modules()["constants"].MAP_REPO_VERSION_TO_SPECS.get(row["repo"], {})
+    versions = modules["constants"].MAP_REPO_VERSION_TO_SPECS.get(row["repo"], {})
     if row.get("version") not in versions:
         raise UserError(
             f"{row['instance_id']}: swebench {version('swebench')} has no specification of {row['repo']} "

@@ -13,7 +13,7 @@ import gymnasium
 import pytest
 
 from rollcage.__main__ import main
-from rollcage.envs.swe import images
+from rollcage.envs.swe import images, official
 from rollcage.envs.swe.bench_harness import BenchHarness
 from rollcage.envs.swe.build import LABEL, Source
 from rollcage.envs.swe.exploits import EXPLOITS
@@ -24,7 +24,7 @@ from rollcage.envs.swe.sample import sample_rows
 from rollcage.envs.swe.suite import Source as Suite
 from rollcage.envs.swe.suite import diff
 from rollcage.envs.tools import write_call
-from rollcage.errors import UserError
+from rollcage.errors import MissingExtra, UserError
 from rollcage.sandbox.images.building import build_image
 from rollcage.sandbox.images.catalogue import Catalogue
 from rollcage.sandbox.types import SandboxSpec
@@ -337,6 +337,11 @@ def test_without_image_or_docker_one_line_says_what_to_do(docker, tmp_path, monk
         env.reset()
     assert "run  rollcage swebench build pallets__flask-0 --mirror PATH_OR_URL" in str(raised.value)
     assert "\n" not in str(raised.value)
+    with monkeypatch.context() as patch, opened(docker) as env:
+        patch.setattr(official, "_loaded", {})
+        patch.setattr(official, "find_spec", lambda name: None)
+        with pytest.raises(MissingExtra, match="'swebench' is not installed"):
+            env.reset()
     with pytest.raises(UserError, match="needs Docker"):
         gymnasium.make(ID, dataset="sample", endpoints="process:")
     with pytest.raises(UserError, match="is not on this machine"):
