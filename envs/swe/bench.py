@@ -11,7 +11,7 @@ from rollcage.envs.data import Data, default_split
 from rollcage.envs.swe.base import SWEEnv
 from rollcage.envs.swe.bench_harness import BenchHarness
 from rollcage.envs.swe.datasets import swe_tasks
-from rollcage.envs.swe.images import Images
+from rollcage.envs.swe.images import Images, close_all
 from rollcage.envs.swe.official import FOLDER, specification
 from rollcage.envs.tasks import Task
 from rollcage.errors import UserError
@@ -211,8 +211,7 @@ class SWEBenchEnv(SWEEnv):
 
     def _let_go(self) -> None:
         held, self._held = self._held, None
-        for file in held or ():
-            file.close()
+        close_all(held or ())
 
     def _own_info(self, *arguments: Any, **options: Any) -> dict[str, Any]:
         return {**super()._own_info(*arguments, **options), "image": self._spec.image}

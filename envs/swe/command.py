@@ -62,7 +62,8 @@ def run_swebench(argv: Sequence[str]) -> int:
 
 def _build(args: argparse.Namespace) -> int:
     from rollcage.envs.swe.build import Source
-    from rollcage.envs.swe.images import build, building
+    from rollcage.envs.swe.images import build
+    from rollcage.envs.swe.shelf import building
     from rollcage.envs.swe.sources import HUB
 
     if not args.instances:
@@ -166,7 +167,7 @@ def _told(result: dict[str, Any]) -> str:
 
 def _list(args: argparse.Namespace) -> int:
     from rollcage.envs.swe.build import LABEL
-    from rollcage.envs.swe.images import run
+    from rollcage.envs.swe.shelf import run
     from rollcage.sandbox.images.catalogue import Catalogue
 
     async def find() -> list[tuple[str, int]]:
@@ -182,7 +183,7 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _prune(args: argparse.Namespace) -> int:
-    from rollcage.envs.swe.images import prune
+    from rollcage.envs.swe.shelf import prune
 
     removed = prune(0)
     sys.stdout.write(json.dumps(removed) + "\n" if args.json else "".join(f"{name}\n" for name in removed))

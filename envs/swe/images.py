@@ -1,34 +1,22 @@
-"""Which image a task's sandboxes are made of: found on the hosts, pulled, or built; and how many of those stay.
+"""Which image a task's sandboxes are made of: found on the hosts, pulled, or built.
 
-What was pulled or built for an environment is noted in a folder of the user's cache, one file an image. Who works with
-an image holds a shared lock on its file; when there are too many, the ones unused for longest go. What a user has
-pulled or built by command is never removed. A kill at any moment leaves no lock, and no half-built image: an image gets
-its name when it is finished.
+A half-built image is none: an image gets its name when it is finished.
 """
 
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import hashlib
-import json
-import os
 import shutil
 import time
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import IO, Any, NamedTuple, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import IO, Any, NamedTuple
 
-from rollcage.envs.alfworld.cache import cache_root
 from rollcage.envs.swe.build import LABEL, USER, Build, Source
 from rollcage.envs.swe.sample import OWN
+from rollcage.envs.swe.shelf import building, hold, note, prune, run, shelf
 from rollcage.errors import UserError
-from rollcage.sandbox.errors import ImageMissing, SandboxError
 from rollcage.sandbox.images.running import Progress, silent
 
-T = TypeVar("T")
-_POLL_S = 0.2
 _REGISTRY_REST_S = 300.0
 _silent_since: dict[str, float] = {}
 """Endpoints whose registry could not be reached, and when that was found out."""
@@ -51,6 +39,12 @@ class Place(NamedTuple):
 def own_name(instance_id: str) -> str:
     """Return the name of the image that is built here for an instance."""
     return f"rollcage-swe/{instance_id.lower()}"
+
+
+def close_all(files: Iterable[IO[str]]) -> None:
+    """Close files."""
+    for file in files:
+        file.close()
 
 
 def official_names(row: Mapping[str, Any], machine: str) -> list[str]:
@@ -88,9 +82,14 @@ class Images:
             for endpoint in self._endpoints:
                 places.append(self._lend_on(endpoint, row, held))
         except BaseException:
-            for file in held:
-                file.close()
+            close_all(held)
             raise
+        if len(set(places)) > 1:
+            names = ", ".join(place.image for place in places)
+            close_all(held)
+            raise UserError(
+                f"{row['instance_id']}: the hosts have different images ({names}): remove all but one kind."
+            )
         return places[0], held
 
     def _lend_on(self, endpoint: str, row: Mapping[str, Any], held: list[IO[str]]) -> Place:
@@ -102,21 +101,20 @@ class Images:
                 found = self._find(endpoint, (*names, own), held)  # another process may have got it meanwhile
                 if found is None:
                     found = self._get(endpoint, row, names[0])
-                    held.append(_note(endpoint, found))
+                    held.append(note(endpoint, found))
                     prune(self._keep)
         return Place(found, USER if found == own else "0:0", found == own)
 
     def _find(self, endpoint: str, names: Sequence[str], held: list[IO[str]]) -> str | None:
         """Return the first of the names that there is; its file is held before it is looked for."""
-        files = {name: file for name in names if (file := _hold(endpoint, name)) is not None}
+        files = {name: file for name in names if (file := hold(endpoint, name)) is not None}
         try:
             found = run(_first(endpoint, names))
             if found in files:
                 held.append(files.pop(found))
             return found
         finally:
-            for file in files.values():
-                file.close()
+            close_all(files.values())
 
     def _get(self, endpoint: str, row: Mapping[str, Any], official: str) -> str:
         is_own = row["repo"].startswith(OWN)
@@ -164,7 +162,7 @@ async def build(
 
     plan, image = Build(row, source), own_name(row["instance_id"])
     ends_at = time.monotonic() + timeout_s
-    folder = _folder() / "build"
+    folder = shelf() / "build"
     await build_base(endpoint, python=plan.python, progress=progress, timeout_s=timeout_s)
     try:
         async with Catalogue(endpoint) as host:
@@ -188,104 +186,13 @@ async def build(
                     host.engine, env_image, text, folders, label=LABEL, timeout_s=ends_at - time.monotonic()
                 )
             if is_for_env:
-                _note(endpoint, env_image).close()
+                note(endpoint, env_image).close()
             progress("getting what the repository requires, and installing it, without network")
             text, folders = await plan.parts(folder, machine(), env_image, recipe, ends_at - time.monotonic())
             await build_image(host.engine, image, text, folders, label=LABEL, timeout_s=ends_at - time.monotonic())
             return image
     finally:
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
-
-
-def prune(keep: int) -> list[str]:
-    """Remove all but the newest ``keep`` of the images that were got for environments; returns their names.
-
-    Those that are in use stay.
-    """
-    removed = []
-    files = sorted(_folder().glob("*.image"), key=_used_at, reverse=True)
-    for path in files[keep:]:
-        # OSError: it is in use, or gone already; SandboxError: its host does not answer. It stays for the next time.
-        with suppress(OSError, SandboxError), path.open("r+", encoding="utf-8") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            noted = json.loads(file.read())
-            if run(_remove(noted["endpoint"], noted["image"])):
-                removed.append(noted["image"])
-                path.unlink()
-    return removed
-
-
-def _folder() -> Path:
-    folder = cache_root() / "swebench"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-def _file_of(endpoint: str, image: str) -> Path:
-    return _folder() / f"{hashlib.sha256(f'{endpoint} {image}'.encode()).hexdigest()[:32]}.image"
-
-
-def _used_at(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except FileNotFoundError:
-        return 0.0
-
-
-def _hold(endpoint: str, image: str) -> IO[str] | None:
-    """Return the image's file with a shared lock on it; None where it has none, or is being removed."""
-    path = _file_of(endpoint, image)
-    try:
-        file = path.open("r+", encoding="utf-8")
-    except FileNotFoundError:
-        return None
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH)
-        os.utime(path)
-    except FileNotFoundError:  # it was removed while we waited
-        file.close()
-        return None
-    except BaseException:
-        file.close()
-        raise
-    return file
-
-
-def _note(endpoint: str, image: str) -> IO[str]:
-    path = _file_of(endpoint, image)
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps({"endpoint": endpoint, "image": image}), encoding="utf-8")
-    file = partial.open("r+", encoding="utf-8")
-    fcntl.flock(file, fcntl.LOCK_SH)
-    partial.replace(path)
-    return file
-
-
-@contextmanager
-def building(timeout_s: float) -> Iterator[None]:
-    """Let one of all processes pull or build at a time: that bounds the disk and memory that it takes."""
-    ends_at = time.monotonic() + timeout_s
-    with (_folder() / "building").open("w", encoding="utf-8") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > ends_at:
-                    raise ImageMissing(f"others have been building images for {timeout_s:g} s.") from None
-                time.sleep(_POLL_S)
-        yield
-
-
-def run(call: Coroutine[Any, Any, T]) -> T:
-    """Return what a coroutine returns, also where the caller's own thread runs an event loop."""
-    from rollcage.sandbox.loop_thread import LoopThread
-
-    loop = LoopThread()
-    try:
-        return loop.call(call)
-    finally:
-        loop.stop()
 
 
 async def _first(endpoint: str, names: Sequence[str]) -> str | None:
@@ -308,10 +215,3 @@ async def _pull(endpoint: str, image: str, timeout_s: float) -> str:
     if not answered:
         _silent_since[endpoint] = time.monotonic()
     return why
-
-
-async def _remove(endpoint: str, image: str) -> bool:
-    from rollcage.sandbox.images.catalogue import Catalogue
-
-    async with Catalogue(endpoint) as host:
-        return await host.remove(image)

@@ -13,12 +13,12 @@ import gymnasium
 import pytest
 
 from rollcage.__main__ import main
-from rollcage.envs.swe import images, official
+from rollcage.envs.swe import images, official, shelf
 from rollcage.envs.swe.bench_harness import BenchHarness
 from rollcage.envs.swe.build import LABEL, Source
 from rollcage.envs.swe.exploits import EXPLOITS
 from rollcage.envs.swe.grading import NotJudged, judge
-from rollcage.envs.swe.images import build, building, own_name
+from rollcage.envs.swe.images import build, own_name
 from rollcage.envs.swe.lab import Lease
 from rollcage.envs.swe.sample import sample_rows
 from rollcage.envs.swe.suite import Source as Suite
@@ -52,7 +52,7 @@ def play(env, *commands):
 
 @pytest.fixture
 def image(docker):
-    with building(100.0):
+    with shelf.building(100.0):
         return asyncio.run(build(SPANS, Source(), docker))
 
 
@@ -275,7 +275,7 @@ def test_swe_smiths_rows_have_the_bug_and_not_the_way_back(docker, tmp_path):
             _, reward, _, _, info = env.step(env.empty())
             assert (reward, info["status"], info["fail_to_pass"]) == (0.0, "unresolved", 0.0)
         finally:
-            images.prune(0)
+            shelf.prune(0)
 
 
 @pytest.mark.parametrize(("policy", "rate"), [("gold", 1.0), ("empty", 0.0)])

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from rollcage.envs.swe import images
+from rollcage.envs.swe import images, shelf
 from rollcage.envs.swe.build import Build, Source
 from rollcage.envs.swe.images import Images, own_name
 from rollcage.envs.swe.sample import sample_rows
@@ -45,11 +45,6 @@ def lend(docker, row, keep=16):
     return Images((docker,), mirror="", keep=keep, timeout_s=100.0).lend(row)
 
 
-def close(files):
-    for file in files:
-        file.close()
-
-
 def test_so_many_images_stay_and_those_in_use_do_too(docker, cache):
     rows = [renamed(ROWS[0], f"mini__kept-{number}") for number in range(4)]
     held = []
@@ -60,27 +55,27 @@ def test_so_many_images_stay_and_those_in_use_do_too(docker, cache):
             held.append(files)
         assert all(ask(docker, "has", own_name(row["instance_id"])) for row in rows), "all are in use"
         for files in held[:3]:
-            close(files)
-        images.prune(2)
+            images.close_all(files)
+        shelf.prune(2)
         assert [ask(docker, "has", own_name(row["instance_id"])) for row in rows] == [False, False, True, True]
         _, again = lend(docker, rows[0], keep=2)
         assert ask(docker, "has", own_name(rows[0]["instance_id"])), "it is made again"
-        close(again)
+        images.close_all(again)
     finally:
         for files in held:
-            close(files)
-        images.prune(0)
+            images.close_all(files)
+        shelf.prune(0)
     assert not any(ask(docker, "has", own_name(row["instance_id"])) for row in rows)
     assert list(cache.glob("*.image")) == []
 
 
 def test_what_the_user_has_built_or_pulled_stays(docker, cache):
     row = renamed(ROWS[0], "mini__mine-1")
-    with images.building(100.0):
+    with shelf.building(100.0):
         asyncio.run(images.build(row, Source(), docker))
     try:
-        close(lend(docker, row)[1])
-        assert images.prune(0) == []
+        images.close_all(lend(docker, row)[1])
+        assert shelf.prune(0) == []
         assert ask(docker, "has", own_name("mini__mine-1"))
     finally:
         assert ask(docker, "remove", own_name("mini__mine-1"))
@@ -88,12 +83,12 @@ def test_what_the_user_has_built_or_pulled_stays(docker, cache):
 
 _BUILD = """
 import asyncio, sys
-from rollcage.envs.swe import images
+from rollcage.envs.swe import images, shelf
 from rollcage.envs.swe.build import Source
 from rollcage.envs.swe.sample import sample_rows
 row = {**sample_rows()["train"][0], "instance_id": "mini__killed-1"}
 row["spec"] = {**row["spec"], "pre_install": ["sleep 2"]}
-with images.building(100.0):
+with shelf.building(100.0):
     asyncio.run(images.build(row, Source(), sys.argv[1], progress=lambda line: print(line, flush=True)))
 """
 
@@ -114,24 +109,24 @@ def test_a_build_that_is_killed_leaves_no_image_no_lock_and_nothing_that_the_nex
     assert os.listdir(cache / "build"), "what it had begun"
     row = renamed(ROWS[0], "mini__killed-1")
     place, files = lend(docker, row)
-    close(files)
+    images.close_all(files)
     assert place.image == image
     assert not (cache / "build").exists()
-    assert images.prune(0).count(image) == 1
+    assert shelf.prune(0).count(image) == 1
 
 
 def test_one_at_a_time_is_got_and_nobody_waits_for_ever(cache):
     order = []
 
     def other():
-        with images.building(10.0):
+        with shelf.building(10.0):
             order.append("other")
 
-    with images.building(10.0):
+    with shelf.building(10.0):
         thread = threading.Thread(target=other)
         thread.start()
         time.sleep(0.4)
-        with pytest.raises(ImageMissing, match="others have been building images"), images.building(0.1):
+        with pytest.raises(ImageMissing, match="others have been building images"), shelf.building(0.1):
             pass
         order.append("first")
     thread.join()
@@ -140,7 +135,7 @@ def test_one_at_a_time_is_got_and_nobody_waits_for_ever(cache):
 
 def test_the_same_sources_are_built_once(docker, cache):
     lines = []
-    with images.building(100.0):
+    with shelf.building(100.0):
         asyncio.run(images.build(renamed(ROWS[0], "mini__twin-1"), Source(), docker))
         asyncio.run(images.build(renamed(ROWS[0], "mini__twin-2"), Source(), docker, progress=lines.append))
     assert lines[-1] == f"{own_name('mini__twin-2')} is there"
