@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from rollcage.envs.alfworld.cache import cache_root
 from rollcage.envs.data import Data, FileTasks, Published, find_dataset, own_files
-from rollcage.envs.swe.rows import read_rows
+from rollcage.envs.swe.rows import read_rows, row_files
 from rollcage.envs.swe.sample import sample_rows
 from rollcage.envs.tasks import read_jsonl
 from rollcage.errors import UserError
@@ -43,19 +44,32 @@ def swe_tasks(
         return FileTasks("swebench-sample", own, "Apache-2.0", {})
     files = _parquet_files(data) or own_files(data) if data is not None else None
     files = files if files is not None else find_dataset(dataset, "swebench", DATASETS, data_dir)
-    why = read_quarantine(quarantine)
-    splits: dict[str, list[dict[str, Any]]] = {}
-    quarantined: dict[str, str] = {}
-    for split, paths in files.items():
-        rows: dict[str, dict[str, Any]] = {}
-        for path in paths:
-            for row in read_rows(path):
-                if rows.setdefault(row["instance_id"], row) != row:
-                    raise UserError(f"{path}: {row['instance_id']} stands twice, and differs.")
-        splits[split] = [{**row, "id": name} for name, row in rows.items() if name not in why]
-        quarantined |= {f"{split}/{name}": why[name] for name in rows if name in why}
-    name = dataset if data is None else "own"
-    return FileTasks(f"swebench-{name}", splits, _LICENCE if data is None else "", quarantined)
+    if isinstance(data, str | Path) and Path(data).is_dir():
+        files = {split: kept for split, paths in files.items() if (kept := row_files(paths))}
+        if not files:
+            raise UserError(f"{data}: no file of this folder holds rows in SWE-bench's format; name a file.")
+    name, licence = (f"swebench-{dataset}", _LICENCE) if data is None else ("swebench-own", "")
+    stamps = [(split, path, path.stat()) for split, paths in files.items() for path in paths]
+    stamped = tuple((split, path, at.st_mtime_ns, at.st_size) for split, path, at in stamps)
+    return _load(name, licence, stamped, tuple(read_quarantine(quarantine).items()))
+
+
+@lru_cache(maxsize=4)  # an evaluation makes many instances; the stamps notice a changed file
+def _load(
+    name: str, licence: str, stamped: Sequence[tuple[str, Path, int, int]], quarantine: Sequence[tuple[str, str]]
+) -> FileTasks:
+    why = dict(quarantine)
+    splits: dict[str, dict[str, dict[str, Any]]] = {}
+    for split, path, *_ in stamped:
+        rows = splits.setdefault(split, {})
+        for row in read_rows(path):
+            if rows.setdefault(row["instance_id"], row) != row:
+                raise UserError(f"{path}: {row['instance_id']} stands twice, and differs.")
+    kept = {
+        split: [{**row, "id": id_} for id_, row in rows.items() if id_ not in why] for split, rows in splits.items()
+    }
+    quarantined = {f"{split}/{id_}": why[id_] for split, rows in splits.items() for id_ in rows if id_ in why}
+    return FileTasks(name, kept, licence, quarantined)
 
 
 def quarantine_file() -> Path:

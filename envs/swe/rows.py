@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import lzma
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -57,11 +58,31 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
     path = Path(path)
     if not path.is_dir():
         return _read_file(path)
-    files = sorted(file for file in path.iterdir() if file.name.endswith(_ENDINGS))
-    rows = [row for file in files for row in _read_file(file)]
+    rows = [row for file in row_files(sorted(path.iterdir())) for row in _read_file(file)]
     if not rows:
-        raise UserError(f"{path}: no rows in SWE-bench's format ({', '.join(_ENDINGS)}); name a file.")
+        raise UserError(f"{path}: no rows in SWE-bench's format ({', '.join(_ENDINGS)} files); name a file.")
     return rows
+
+
+def row_files(files: Iterable[Path]) -> list[Path]:
+    """Return those files of a folder that hold rows: publishers put tables and notes beside them."""
+    return [file for file in files if file.name.endswith(_ENDINGS) and _holds_rows(file)]
+
+
+def _holds_rows(file: Path) -> bool:
+    """Return whether a file's first record has a patch; one that cannot be read is left to who reads it whole."""
+    if file.suffix == ".parquet":
+        return True
+    try:
+        with (lzma.open if file.suffix == ".xz" else open)(file, "rt", encoding="utf-8-sig") as text:
+            if file.suffix == ".json":
+                content = json.load(text)
+                first = content[0] if isinstance(content, list) and content else None
+            else:
+                first = json.loads(next((line for line in text if line.strip()), "null"))
+    except (OSError, ValueError, lzma.LZMAError, EOFError):
+        return True
+    return isinstance(first, dict) and "patch" in first
 
 
 def _read_file(path: Path) -> list[dict[str, Any]]:

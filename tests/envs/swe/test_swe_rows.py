@@ -57,6 +57,7 @@ def test_the_official_lite_rows_are_read(shared_data):
     rows = read_rows(shared_data / "swebench" / "lite.jsonl.xz")
     assert len(rows) == 300
     assert all(isinstance(row["PASS_TO_PASS"], list) for row in rows)
+    assert swe_tasks(data=shared_data / "swebench").splits == swe_tasks("lite", data_dir=shared_data).splits
 
 
 def test_parquet_files_are_read_where_pyarrow_is_and_else_say_so(tmp_path, monkeypatch):
@@ -95,6 +96,12 @@ def test_published_sets_are_found_and_a_row_that_stands_twice_is_one(tmp_path):
     assert swe_tasks(data=tmp_path).splits == {"test": 1}
     (tmp_path / "b.json").write_text(json.dumps([{**row, "hints_text": "other"}]))
     with pytest.raises(UserError, match="mini__spans-1 stands twice, and differs"):
+        swe_tasks(data=tmp_path)
+    (tmp_path / "b.json").write_text(json.dumps({"table": {"of": "specifications"}}))
+    (tmp_path / "notes.jsonl").write_text(json.dumps({"instance_id": row["instance_id"], "note": "none"}))
+    assert swe_tasks(data=tmp_path).splits == {"test": 1}, "what publishers put beside rows is left alone"
+    (tmp_path / "a.jsonl").unlink()
+    with pytest.raises(UserError, match="no file of this folder holds rows"):
         swe_tasks(data=tmp_path)
     with pytest.raises(UserError, match="Did you mean 'verified'"):
         swe_tasks("verifed", data_dir=tmp_path)
