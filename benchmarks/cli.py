@@ -32,6 +32,11 @@ BENCHMARKS: dict[str, tuple[str, str, str]] = {
         "training under attack for hours, and the account of its promises",
     ),
     "throughput": ("rollcage.benchmarks.throughput.cli", "main", "asynchronous against synchronous, in virtual time"),
+    "asynchrony": (
+        "rollcage.benchmarks.throughput.wall",
+        "main",
+        "the real trainer with slow environments: asynchronous against synchronous",
+    ),
     "engines": ("rollcage.benchmarks.engines.speed", "main", "generation speed of the engines"),
 }
 """Benchmark -> module, function (arguments -> exit code), and what it does."""
@@ -39,6 +44,7 @@ BENCHMARKS: dict[str, tuple[str, str, str]] = {
 _NEEDS = {
     "engines": ("torch", "train"),
     "soak": ("torch", "train"),
+    "asynchrony": ("torch", "train"),
     "sandbox": ("aiodocker", "sandbox"),
     "endurance": ("aiodocker", "sandbox"),
     "swe": ("aiodocker", "sandbox"),
