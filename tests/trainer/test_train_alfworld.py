@@ -18,7 +18,7 @@ from rollcage.envs.alfworld.env import ALFWorldEnv
 from rollcage.envs.placements import EnvConfig, make_placement
 from rollcage.recorder import NullRecorder
 from rollcage.trainer import loop
-from rollcage.trainer.engines.scripted import ScriptedEngine
+from rollcage.trainer.engines.scripted import Script, ScriptedEngine
 from rollcage.trainer.learner.batch import Batch
 from rollcage.trainer.learner.scripted import ScriptedLearner
 from rollcage.trainer.models import load_tokenizer
@@ -29,7 +29,7 @@ from rollcage.trainer.rollout.conversation import ChatFormat
 from rollcage.trainer.rollout.policy_agent import PolicyAgent
 from rollcage.trainer.rollout.router import Router
 from rollcage.trainer.rollout.tasks import TaskOrder
-from rollcage.trainer.types import Request, Sampling, Trajectory
+from rollcage.trainer.types import Generation, Request, Sampling, Trajectory
 
 
 def workers() -> list[psutil.Process]:
@@ -47,40 +47,58 @@ def kill_workers() -> None:
         os.kill(worker.pid, signal.SIGKILL)
 
 
+class KillingEngine(ScriptedEngine):
+    """Lets the second turns of some episodes wait for each other, and kills all workers before it lets them go on."""
+
+    def __init__(self, script: Script, names: set[str]) -> None:
+        super().__init__(script, max_context_tokens=50_000)
+        self.num_killed = 0
+        self._awaited, self._all_here = set(names), asyncio.Event()
+
+    async def generate(self, request: Request) -> Generation:
+        """See `Engine`."""
+        name, _, turn = request.id.partition("/")
+        if turn == "1" and name in self._awaited:
+            self._awaited.discard(name)
+            if not self._awaited:
+                self.num_killed = len(workers())
+                kill_workers()
+                self._all_here.set()
+            await self._all_here.wait()
+        return await super().generate(request)
+
+
 def test_killed_workers_episodes_go_on_and_prompts_beyond_the_context_end_as_data(shared_data: Path | None) -> None:
-    """Group 2's prompts are longer than the context (T2); before the second turn of group 1 all workers are killed."""
+    """All workers are killed before the second turns of groups 0 and 1; group 2's prompts outgrow the context (T2)."""
     config = EnvConfig("rollcage/ALFWorld-v0", {"dataset": "official" if shared_data else "sample", "max_turns": 20})
     env = make(config.env_id, **config.kwargs).unwrapped
     assert isinstance(env, ALFWorldEnv)
     tokenizer, order = load_tokenizer(small_policy_path()), TaskOrder(env.tasks, "train", seed=1)
-    chat, long_chat = ChatFormat(tokenizer), ChatFormat(tokenizer, system="very " * 40_000)
+    chat, long_chat = ChatFormat(tokenizer), ChatFormat(tokenizer, system="very " * 100_000)
     plans: dict[str, list[str]] = {}
     for group in range(8):
         env.reset(options={"task": order.task_id(group)})
         plans[order.task_id(group)] = env.expert_plan()
     seen: list[Trajectory] = []
     batches: list[Batch] = []
-    kills: list[int] = []
     progress = loop.Progress()
 
     def script(request: Request, policy_version: int) -> list[int]:
         name, _, turn = request.id.partition("/")
         group = int(name.partition(".")[0])
-        if (name, turn) == ("1.0", "1") and not kills:
-            kills.append(len(workers()))
-            kill_workers()
         return [*chat.encode(f"<answer>{plans[order.task_id(group)][int(turn)]}</answer>"), tokenizer.eos_token_id]
 
     async def after_update(metrics: dict[str, float]) -> None:
         assert metrics["rollout/staleness_max"] <= 1
 
     async def main() -> None:
-        router = Router([ScriptedEngine(script, max_context_tokens=50_000)])
+        engine = KillingEngine(script, {"0.0", "0.1", "1.0", "1.1"})
+        router = Router([engine])
         placement = make_placement("process", config, num_workers=4, restart="restore")
 
         def agent(group: int, member: int, seed: int) -> PolicyAgent:
             format_ = long_chat if group == 2 else chat
-            return PolicyAgent(router, format_, Sampling(64), name=f"{group}.{member}", group=str(group), seed=seed)
+            return PolicyAgent(router, format_, Sampling(256), name=f"{group}.{member}", group=str(group), seed=seed)
 
         learner = ScriptedLearner(train_s=0.1, on_train=batches.append)
         parts = loop.Parts(learner, router, placement, order.task_id, agent, seen.append)
@@ -91,13 +109,13 @@ def test_killed_workers_episodes_go_on_and_prompts_beyond_the_context_end_as_dat
         finally:
             await placement.close()
             await router.close()
+        assert engine.num_killed == 4
 
     asyncio.run(main())
     progress.account.check(0)
-    assert kills == [4]
     assert dict(progress.account.failed) == {"model/context_full": 4}, "two members, each tried twice"
     assert [batch.returns.tolist() for batch in batches] == [[1.0] * 4] * 2, "solved, the killed ones too"
-    assert sum(trajectory.info.get("restarted", 0) for trajectory in seen if trajectory.sample_id[0] < 2) >= 2
+    assert [trajectory.info["restarted"] for trajectory in seen if trajectory.sample_id[0] < 2] == [1] * 4
     assert workers() == []
 
 
