@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from rollcage.envs.placements.base import EnvTimeout
 from rollcage.recorder import NullRecorder
 from rollcage.trainer.clock import run_virtual
 from rollcage.trainer.engines.scripted import Line, Script, ScriptedEngine
@@ -66,11 +67,11 @@ class WorldHandle:
         self._world, self._task, self._seed, self._turn = world, "", 0, 0
 
     async def _spend(self, deadline_s: float) -> None:
-        fault = self._world.fault(self._task, self._seed, self._turn)
-        if isinstance(fault, TimeoutError):
-            raise AssertionError("script a latency instead")
-        await asyncio.sleep(min(deadline_s, self._world.latency_s(self._task, self._seed, self._turn)))
-        if fault is not None:
+        latency_s = self._world.latency_s(self._task, self._seed, self._turn)
+        await asyncio.sleep(min(deadline_s, latency_s))
+        if latency_s > deadline_s:
+            raise EnvTimeout("too slow")
+        if (fault := self._world.fault(self._task, self._seed, self._turn)) is not None:
             raise fault
 
     async def reset(
@@ -123,6 +124,9 @@ class ScriptedRun:
         batches: what the learner got.
         groups: ids of the groups of each batch.
         metrics: rows, one an update.
+        checkpoints: progress after each update, as a checkpoint holds it.
+        episodes: in the order in which they ended.
+        tasks: in the order in which their groups began.
         served: request id -> replica.
     """
 
@@ -135,6 +139,7 @@ class ScriptedRun:
         num_engines: int = 1,
         slots_per_engine: int = 64,
         train_s: float = 1.0,
+        learner: type[ScriptedLearner] = ScriptedLearner,
     ) -> None:
         assert not list(config.faults()), list(config.faults())
         self.config, self.world, self.train_s = config, world or World(), train_s
@@ -143,9 +148,12 @@ class ScriptedRun:
         self.batches: list[Batch] = []
         self.groups: list[list[int]] = []
         self.metrics: list[dict[str, float]] = []
+        self.checkpoints: list[dict[str, Any]] = []
+        self.tasks: list[str] = []
         self.episodes: list[Trajectory] = []
         self.served: dict[str, int] = {}
         self._script, self._num_engines, self._slots_per_engine = script, num_engines, slots_per_engine
+        self._learner = learner
 
     def __call__(self, num_updates: int) -> "ScriptedRun":
         run_virtual(lambda: self._main(num_updates))
@@ -154,6 +162,10 @@ class ScriptedRun:
     @property
     def account(self) -> Any:
         return self.progress.account
+
+    def _task_id(self, group_id: int) -> str:
+        self.tasks.append(f"task {group_id}")
+        return self.tasks[-1]
 
     def _engine(self, index: int) -> ScriptedEngine:
         def script(request: Request, version: int) -> Any:
@@ -177,16 +189,17 @@ class ScriptedRun:
 
         async def after_update(metrics: dict[str, float]) -> None:
             self.metrics.append(metrics)
+            self.checkpoints.append(self.progress.to_json())
             columns = ("trained", "filtered", "stale", "failed", "cancelled", "in_flight")
             assert metrics["account/started"] == sum(metrics[f"account/{column}"] for column in columns)
 
         await train(
             config,
             Parts(
-                learner=ScriptedLearner(train_s=self.train_s, on_train=on_train),
+                learner=self._learner(train_s=self.train_s, on_train=on_train),
                 router=router,
                 placement=self.world,
-                task_id=lambda group_id: f"task {group_id}",
+                task_id=self._task_id,
                 new_agent=new_agent,
                 record=self.episodes.append,
             ),

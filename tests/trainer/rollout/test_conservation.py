@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.trainer.scripted_run import ScriptedRun, World
 
-from rollcage.envs.placements.base import EnvDied, EnvRaised, EnvTimeout
+from rollcage.envs.placements.base import EnvDied, EnvRaised
 from rollcage.trainer.engines.base import EngineError
 from rollcage.trainer.engines.scripted import Line
 from rollcage.trainer.rollout.collector import NothingPassesFilter, NothingSucceeds
@@ -59,8 +59,6 @@ def draw_world(draw: random.Random) -> World:
         return math.exp(sigma * 3 * (uniform("latency", task, seed, turn) - 0.5))
 
     def fault(task: str, seed: int, turn: int) -> Exception | None:
-        if latency_s(task, seed, turn) > 30:
-            return EnvTimeout("slow")
         if uniform("fault", task, seed, turn) < fault_rate:
             return EnvRaised("boom") if seed % 2 else EnvDied("gone")
         return None
