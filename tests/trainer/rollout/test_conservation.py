@@ -31,18 +31,19 @@ def draw_config(draw: random.Random) -> RolloutConfig:
         turn_deadline_s=draw.uniform(10, 60),
         episode_deadline_s=draw.uniform(30, 200),
         step_deadline_s=draw.choice([0.0, 0.0, draw.uniform(1, 60)]),
+        greedy_baseline=draw.random() < 0.2,
+        hold_back=draw.random() < 0.1,
     )
     if draw.random() < 0.2:
-        num_slots = num_groups * group_size + draw.randint(0, 4)
+        num_slots = num_groups * config.num_members + draw.randint(0, 4)
         return replace(config, mode="sync", async_ratio=0.0, num_slots=num_slots)
-    extra_members = draw.choice([0, 0, 1, 3])
-    return replace(
+    config = replace(
         config,
         async_ratio=draw.choice([0.0, draw.uniform(0, 4), 1.0, 2.0]),
         extra_groups=draw.choice([0, 0, 1, 4]),
-        extra_members=extra_members,
-        num_slots=config.num_slots if config.replicate else max(config.num_slots, group_size + extra_members),
+        extra_members=draw.choice([0, 0, 1, 3]),
     )
+    return config if config.replicate else replace(config, num_slots=max(config.num_slots, config.num_members))
 
 
 def draw_world(draw: random.Random) -> World:
