@@ -10,6 +10,7 @@ from tests.trainer.scripted_run import CountingRecorder, ScriptedRun, World
 
 from rollcage.envs.placements.base import EnvDied
 from rollcage.monitor.sample_shares import Buckets, in_order, uncut
+from rollcage.trainer.loop import Progress
 from rollcage.trainer.rollout.config import RolloutConfig
 from rollcage.trainer.rollout.seeding import key_seed
 from rollcage.trainer.rollout.shares import SampleShares
@@ -180,6 +181,24 @@ def test_the_meter_counts_each_sample_in_its_bucket_of_each_dimension() -> None:
         ("samples_by_difficulty", "0.6", "late"): 1,
         ("samples_by_difficulty", "unknown", "late"): 1,
     }
+
+
+@pytest.mark.parametrize("async_ratio", [0.0, 1.0, 1.5])
+def test_a_resumed_run_starts_again_what_was_in_flight_and_not_what_was_late(async_ratio: float) -> None:
+    config = replace(CONFIG, async_ratio=async_ratio, extra_groups=2)
+    world = World(latency_s=lambda task, seed, turn: 40.0 if key_seed(task) % 5 == 0 and turn else 0.1)
+    first = ScriptedRun(config, world)(6)
+    checkpoint = first.checkpoints[-1]
+    trained = {group for groups in first.groups for group in groups}
+    restart = set(checkpoint["restart"])
+    dropped = set(range(checkpoint["next_group"])) - trained - restart
+    assert late_groups(first) <= dropped  # the others were complete, and not needed
+    assert not trained & restart
+    second = ScriptedRun(config, world)
+    second.progress = Progress.from_json(checkpoint)
+    second(9)
+    assert second.tasks[: len(restart)] == [f"task {group}" for group in sorted(restart)]
+    assert not {f"task {group}" for group in dropped} & set(second.tasks)
 
 
 def test_shares_have_few_buckets_whatever_they_count() -> None:
