@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -17,6 +18,8 @@ from rollcage.errors import UserError, did_you_mean
 
 LIMIT_S = 180.0
 """A check that takes so much longer than it may has failed."""
+TELL_S = 5.0
+"""So often a slow check says how far it is."""
 
 
 @dataclass(frozen=True)
@@ -106,13 +109,25 @@ def check(
         if only and name not in only and name != "make":
             continue
         progress(f"{spec.id}: {name} ...")
-        subject = Subject(config, placement, seconds, lambda how, name=name: progress(f"{spec.id}: {name}: {how}"))
+        subject = Subject(config, placement, seconds, _NowAndThen(progress, f"{spec.id}: {name}"))
         result = run_check(name, function, subject, LIMIT_S + 4 * seconds)
         report.results.append(result)
         on_result(result)
         if name == "make" and not result.ok:
             break  # nothing else can be tried
     return report
+
+
+class _NowAndThen:
+    """Passes a line on where the last one is some seconds ago."""
+
+    def __init__(self, tell: Callable[[str], None], what: str) -> None:
+        self._tell, self._what, self._told_at = tell, what, time.monotonic()
+
+    def __call__(self, how: str) -> None:
+        if time.monotonic() - self._told_at > TELL_S:
+            self._told_at = time.monotonic()
+            self._tell(f"{self._what}: {how}")
 
 
 def run_check(name: str, function: Callable[[Subject], str], subject: Subject, limit_s: float = LIMIT_S) -> CheckResult:

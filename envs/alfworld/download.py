@@ -34,9 +34,10 @@ class DownloadSource:
         """See `Source.rows`; as in alfworld, without tasks that move a receptacle or slice, of which there are none."""
         return {
             split: [
-                {"id": f"{path.parts[-3]}/{path.parts[-2]}", "task_type": path.parts[-3].partition("-")[0]}
+                {"id": name, "game": name, "task_type": path.parts[-3].partition("-")[0]}
                 for path in sorted((self.folder / split).glob(f"*/*/{_GAME}"))
                 if path.parts[-3].partition("-")[0] in TASK_TYPES and "Sliced" not in path.parts[-3]
+                for name in (f"{path.parts[-3]}/{path.parts[-2]}",)
             ]
             for split in SPLITS
             if (self.folder / split).is_dir()

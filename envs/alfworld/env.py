@@ -72,6 +72,10 @@ class ALFWorldEnv(TextEnv):
     from the state as it is, and raises UserError where the game cannot be won any more (with something in your hand
     that fits nowhere). ``expert_plan()`` returns all of its commands. ``random_action`` is an admissible command.
 
+    ## Placement
+    Any. For ``sandbox``, the image must have the games, and what translates them: ``rollcage sandbox images build env
+    --requirement envs/alfworld/requirements.txt --data FOLDER/alfworld``. (``--extra alfworld`` brings much more.)
+
     ## Arguments
     - ``dataset``: "official", or "sample": 60 small games of our own, of the same types and under the same rules.
     - ``data_dir``: the only folder in which the official games are looked for.

@@ -77,7 +77,8 @@ class PackSource:
 
 
 def _row(row: Row) -> Row:
-    return {"id": row["id"].partition("/")[2], "task_type": row["task_type"], "goal": row["goal"]}
+    name = row["id"].partition("/")[2]
+    return {"id": name, "game": name, "task_type": row["task_type"], "goal": row["goal"]}
 
 
 @lru_cache(maxsize=4)

@@ -56,7 +56,7 @@ class SampleSource:
         """See `Source.rows`."""
         return {
             split: [
-                {"id": str(index), "task_type": TASK_TYPES[index % len(TASK_TYPES)], "drawn_from": f"{split}/{index}"}
+                {"id": str(index), "task_type": TASK_TYPES[index % len(TASK_TYPES)], "game": f"{split}/{index}"}
                 for index in range(size)
             ]
             for split, size in SIZES.items()

@@ -20,7 +20,8 @@ PLACEHOLDER = "UNKNOWN GOAL"
 """Stands in the grammar of a data set for the goal of each game."""
 
 Row = dict[str, Any]
-"""What there is to know of a game without opening it: "id" (within its split), "task_type"."""
+"""What there is to know of a game without opening it: "id" (within its split), "task_type", and "game": its publisher's
+name for it, by which one can tell whether it is in two splits."""
 
 
 class GameText(NamedTuple):

@@ -16,7 +16,6 @@ from rollcage.errors import RollcageError
 SECONDS = 20.0
 """So long a check goes on with new episodes, where nobody says otherwise."""
 _LEAST_EPISODES = 2
-_TELL_S = 5.0
 
 
 class CheckFailed(RollcageError):
@@ -35,7 +34,7 @@ class Subject:
         config: which environment.
         placement: where untrusted actions are tried: "process" where it can be built there, else "inline".
         seconds: so long a check goes on with new episodes.
-        progress: called now and then with how far a slow check has come.
+        progress: called with how far a check has come.
     """
 
     config: EnvConfig
@@ -49,14 +48,11 @@ class Subject:
 
     def seeds(self, count: int) -> Iterator[int]:
         """Yield the seeds 0, 1, ... of so many episodes; fewer, but two, where they take more time than there is."""
-        begun = told = time.monotonic()
+        begun = time.monotonic()
         for seed in range(count):
-            now = time.monotonic()
-            if seed >= _LEAST_EPISODES and now - begun > self.seconds:
+            if seed >= _LEAST_EPISODES and time.monotonic() - begun > self.seconds:
                 return
-            if now - told > _TELL_S:
-                self.progress(f"{seed} of at most {count} episodes")
-                told = now
+            self.progress(f"{seed} of at most {count} episodes")
             yield seed
 
     def text_env(self) -> TextEnv:

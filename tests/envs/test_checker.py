@@ -18,9 +18,9 @@ sys.path.insert(0, str(Path(__file__).parent / "zoo"))
 from checker_zoo import SUMS, SumEnv
 
 from rollcage.__main__ import main
-from rollcage.envs import RowTasks, Task, TextEnv, Turn, register
+from rollcage.envs import RowTasks, Task, TextEnv, Turn, checker, register
 from rollcage.envs.checker import check, run_check
-from rollcage.envs.checks import CHECKS, contract, rewards, subject
+from rollcage.envs.checks import CHECKS, contract, rewards
 from rollcage.envs.checks.rewards import luck
 from rollcage.errors import UserError
 
@@ -389,7 +389,7 @@ def test_a_slow_environment_has_fewer_episodes_and_says_how_far_it_is(monkeypatc
             return super().begin(task)
 
     gymnasium.register("zoo/Slow-v0", Slow, order_enforce=False, disable_env_checker=True)
-    monkeypatch.setattr(subject, "_TELL_S", 0.3)
+    monkeypatch.setattr(checker, "TELL_S", 0.3)
     lines: list[str] = []
     try:
         report = check("zoo/Slow-v0", only=["outcome"], seconds=0.9, progress=lines.append)

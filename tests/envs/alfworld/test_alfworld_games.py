@@ -20,6 +20,7 @@ from rollcage.envs.alfworld.grammar import compile_grammar
 from rollcage.envs.alfworld.planner import find_plan
 from rollcage.envs.alfworld.sample import SampleSource
 from rollcage.envs.alfworld.source import PLACEHOLDER
+from rollcage.envs.checker import check
 from rollcage.errors import UserError
 
 TRIALS = {"train": ["train/0", "train/1"], "valid_seen": ["valid_seen/0"], "valid_unseen": ["valid_unseen/3"]}
@@ -89,6 +90,8 @@ def test_both_layouts_of_the_official_games_hold_the_same_games(tmp_path, write)
                 ours.reset_info()["admissible_commands"],
             )
             assert tuple(env.expert_plan()) == game_of(task_id).walkthrough
+    report = check("rollcage/ALFWorld-v0", only=["tasks"], data_dir=str(tmp_path))
+    assert report.ok, "games of the same type and goal, in different splits, are different games"
 
 
 def test_games_are_found_where_alfworld_puts_them(tmp_path, monkeypatch):

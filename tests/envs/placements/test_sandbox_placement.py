@@ -91,7 +91,11 @@ async def play(placement: Placement, actions: tuple[str, ...], *, seed: int = 7)
     return log
 
 
-def test_every_cheap_environment_gives_the_same_transcript_inline_in_a_process_and_in_a_sandbox(real: Real) -> None:
+def test_every_cheap_environment_gives_the_same_transcript_inline_in_a_process_and_in_a_sandbox(
+    real: Real, shared_data: Path | None
+) -> None:
+    games = {"dataset": "sample"} if shared_data is None else {"split": "valid_seen"}
+
     async def test(sandboxes: Sandboxes) -> None:
         async def compare(config: EnvConfig, actions: tuple[str, ...]) -> None:
             transcripts = []
@@ -112,7 +116,7 @@ def test_every_cheap_environment_gives_the_same_transcript_inline_in_a_process_a
             "<answer>left</answer>",
             "x" * 70_000,
         )
-        for env_id, kwargs in CHEAP.items():
+        for env_id, kwargs in {**CHEAP, "rollcage/ALFWorld-v0": games}.items():
             offered = tuple(action for action in actions if action != "random" or env_id != "rollcage/Math-v0")
             await compare(EnvConfig(env_id, kwargs), offered)
         await compare(MOODY, ("ada", "bell", "x\x00y", "a" * 1_000_000, "\ud83d\ude00 two lone"))
