@@ -54,10 +54,10 @@ GAMES: dict[str, Game] = {
         demonstrations=frozen_lake_traces.demonstrations,
         num_layers=4,
         steps=250,
-        max_new_tokens=8,
-        lesson="walks whose every\nmove is drawn by itself: rather towards the goal than away from it, and into a "
-        "hole nearly as often as onto ice. So\nthe policy reads the map, and has caution and planning to learn by "
-        "reinforcement learning, which is what it is for.",
+        max_new_tokens=16,
+        lesson="walks. Before every\nmove they say, rightly, what lies around; the move is drawn: rather towards the "
+        "goal than away from it, and into a hole\nnearly as often as onto ice. So the policy reads the map, and has "
+        "caution and planning to learn by reinforcement\nlearning, which is what it is for.",
         scope="maps of 4 x 4 cells, one move per message",
     ),
 }

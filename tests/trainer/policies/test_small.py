@@ -1,4 +1,4 @@
-"""The small policy that ships, and the script that makes it."""
+"""The small policies that ship, and the script that makes them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from rollcage.envs.countdown.env import CountdownEnv
-from rollcage.trainer.policies import small_policy_path
+from rollcage.trainer.policies import SMALL_POLICIES, small_policy_path
+from rollcage.trainer.policies.games import GAMES
 from rollcage.trainer.policies.make_small import main, success
 
 
@@ -26,32 +27,41 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return AutoModelForCausalLM.from_pretrained(small_policy_path(), dtype=torch.float32).eval()
+def shipped(name: str = "small") -> LlamaForCausalLM:
+    return AutoModelForCausalLM.from_pretrained(small_policy_path(name), dtype=torch.float32).eval()
 
 
-def test_weights_are_small_deep_and_bfloat16(model: LlamaForCausalLM) -> None:
-    weights = small_policy_path() / "model.safetensors"
-    assert weights.stat().st_size <= 8_000_000
-    assert AutoModelForCausalLM.from_pretrained(small_policy_path()).dtype == torch.bfloat16
-    assert model.config.num_hidden_layers >= 6
-    assert model.config.num_attention_heads >= 4
+def test_every_game_has_its_policy() -> None:
+    assert tuple(GAMES) == SMALL_POLICIES
 
 
-def test_success_at_the_start_leaves_much_to_learn(model: LlamaForCausalLM) -> None:
-    """The documented band of the untrained policy on held-out tasks, as sampled while training and as evaluated."""
-    tokenizer = AutoTokenizer.from_pretrained(small_policy_path())
+@pytest.mark.parametrize("name", SMALL_POLICIES)
+def test_weights_are_small_and_bfloat16(name: str) -> None:
+    assert (small_policy_path(name) / "model.safetensors").stat().st_size <= 4_000_000
+    assert AutoModelForCausalLM.from_pretrained(small_policy_path(name)).dtype == torch.bfloat16
+    assert shipped(name).config.num_hidden_layers == GAMES[name].num_layers
+
+
+@pytest.mark.parametrize(
+    ("name", "least_tokens", "most_tokens"),
+    [
+        ("small", 25, 90),  # some tens of tokens of reasoning, and a dozen of answer
+        ("small-frozenlake", 5.9, 6.1),  # four cells, a move, and the message's end
+    ],
+)
+def test_success_at_the_start_leaves_much_to_learn(name: str, least_tokens: float, most_tokens: float) -> None:
+    """The band of the untrained policies on held-out tasks, as sampled while training and as evaluated."""
+    model, tokenizer = shipped(name), AutoTokenizer.from_pretrained(small_policy_path(name))
     torch.manual_seed(0)
-    sampled, num_tokens = success(model, tokenizer, 200, temperature=1.0)
-    assert 0.15 < sampled < 0.42
-    assert 25 < num_tokens < 90, "some tens of tokens of reasoning, and a dozen of answer"
-    greedy, _ = success(model, tokenizer, 200, temperature=0.0)
-    assert 0.1 < greedy < 0.42
+    sampled, num_tokens = success(model, tokenizer, GAMES[name], 200, temperature=1.0)
+    assert 0.15 < sampled < 0.45
+    assert least_tokens <= num_tokens < most_tokens
+    greedy, _ = success(model, tokenizer, GAMES[name], 200, temperature=0.0)
+    assert 0.1 < greedy < 0.6
 
 
-def test_it_calculates_right_and_judges_right(model: LlamaForCausalLM) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(small_policy_path())
+def test_it_calculates_right_and_judges_right() -> None:
+    model, tokenizer = shipped(), AutoTokenizer.from_pretrained(small_policy_path())
     env = CountdownEnv(split="validation")
     tasks = [env.tasks.task("validation", 5000 + index) for index in range(100)]
     inputs = tokenizer.apply_chat_template(
@@ -75,9 +85,10 @@ def test_it_calculates_right_and_judges_right(model: LlamaForCausalLM) -> None:
     assert sum(verdicts) / len(verdicts) > 0.95
 
 
-def test_make_small_writes_a_policy_that_loads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("name", SMALL_POLICIES)
+def test_make_small_writes_a_policy_that_loads(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "policy"
-    assert main(["--out", str(out), "--steps", "3", "--num-eval-tasks", "4"]) == 0
+    assert main(["--policy", name, "--out", str(out), "--steps", "3", "--num-eval-tasks", "4"]) == 0
     printed = capsys.readouterr()
     assert printed.out.splitlines()[-1] == str(out)
     assert "3/3 steps" in printed.err
@@ -85,11 +96,11 @@ def test_make_small_writes_a_policy_that_loads(tmp_path: Path, capsys: pytest.Ca
     assert made.dtype == torch.bfloat16
     assert len(tokenizer) == made.config.vocab_size
     assert made.generation_config.eos_token_id == tokenizer.eos_token_id
-    assert "--seed 0 --steps 3 --threads 1" in (out / "README.md").read_text(encoding="utf-8")
-    shipped = small_policy_path()
-    assert {file.name for file in shipped.iterdir()} == {file.name for file in out.iterdir()}
-    for name in ("config.json", "tokenizer.json", "chat_template.jinja", "generation_config.json"):
-        assert (out / name).read_text() == (shipped / name).read_text(), f"{name}: make the shipped policy anew"
+    assert f"--policy {name} --out DIR --seed 0 --steps 3" in (out / "README.md").read_text(encoding="utf-8")
+    there = small_policy_path(name)
+    assert {file.name for file in there.iterdir()} == {file.name for file in out.iterdir()}
+    for file in ("config.json", "tokenizer.json", "chat_template.jinja", "generation_config.json"):
+        assert (out / file).read_text() == (there / file).read_text(), f"{file}: make the shipped policy anew"
 
 
 def test_make_small_is_deterministic(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The small policy's tokenizer: loses nothing, and is short on Countdown."""
+"""The small policies' tokenizers: they lose nothing, and are short on their games."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from rollcage.envs.countdown.env import CountdownEnv
-from rollcage.trainer.policies import small_policy_path
+from rollcage.envs.frozen_lake.env import FrozenLakeEnv
+from rollcage.trainer.policies import SMALL_POLICIES, small_policy_path
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
-    return AutoTokenizer.from_pretrained(small_policy_path())
+@pytest.fixture(scope="module", params=SMALL_POLICIES)
+def tokenizer(request: pytest.FixtureRequest) -> PreTrainedTokenizerFast:
+    return AutoTokenizer.from_pretrained(small_policy_path(request.param))
 
 
 def ids_of(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
@@ -65,11 +66,26 @@ def test_operators_of_an_expression_are_tokens_of_their_own(tokenizer: PreTraine
     assert [tokenizer.decode([token]) for token in ids_of(tokenizer, expression)] == list(expression)
 
 
-def test_a_prompt_costs_few_tokens(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_countdown_prompt_costs_few_tokens() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(small_policy_path())
     env = CountdownEnv(num_numbers=4)
     for index in range(50):
         prompt = env.begin(env.tasks.task("test", index))
         assert len(ids_of(tokenizer, prompt)) <= 24, prompt
+
+
+def test_a_turn_on_the_lake_costs_a_token_for_each_cell_and_one_for_the_move() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(small_policy_path("small-frozenlake"))
+    env = FrozenLakeEnv()
+    for index in range(50):
+        task = env.tasks.task("test", index)
+        rules, _ = env.reset(options={"task": task.id})
+        assert len(ids_of(tokenizer, rules)) <= 16 + 16, rules
+        action = env.expert()
+        assert len(ids_of(tokenizer, action)) == 1, action
+        observation, *_ = env.step("stay")
+        cells = [tokenizer.decode([token]).strip() for token in ids_of(tokenizer, observation)[-16:]]
+        assert "".join(cells) == "".join(observation.split("\n\n")[1].split())
 
 
 def test_the_ids_of_a_conversation_only_grow(tokenizer: PreTrainedTokenizerFast) -> None:
