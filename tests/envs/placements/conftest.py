@@ -20,6 +20,6 @@ ALFWORLD = Path(__file__).parents[3] / "envs" / "alfworld" / "requirements.txt"
 @pytest.fixture(scope="session")
 def env_image(docker_endpoint: str, base_image: str, shared_data: Path | None) -> str:
     """The image with Rollcage in it, made anew (half a minute) where the environments have changed."""
-    given = {"requirements": [ALFWORLD], "data": [] if shared_data is None else [shared_data / "alfworld"]}
+    data = [] if shared_data is None else [shared_data / "alfworld"]
     with docker_daemons.machine_lock():
-        return asyncio.run(build_env(docker_endpoint, extras=["math"], **given))
+        return asyncio.run(build_env(docker_endpoint, extras=["math"], requirements=[ALFWORLD], data=data))
