@@ -5,18 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from itertools import product
-from statistics import fmean
 from typing import Any
 
-from rollcage.benchmarks.throughput.settings import RLVR, SLOTS, agentic, config, engines_only, resources
+from rollcage.benchmarks.throughput.bounds import bound
+from rollcage.benchmarks.throughput.settings import RLVR, agentic, config, engines_only, resources
 from rollcage.trainer.rollout.config import RolloutConfig
-from rollcage.trainer.rollout.seeding import key_seed
-from rollcage.trainer.simulation.draws import draw
 from rollcage.trainer.simulation.model import Cluster, Prediction, Workload, simulate
 from rollcage.trainer.simulation.plan import Resources, asynchronous, synchronous
-from rollcage.trainer.types import Request, Sampling
 
 
 @dataclass(frozen=True)
@@ -191,7 +186,7 @@ def rlvr_end_to_end(effort: Effort) -> Figure:
     ratios = (1.0, 2.0, 4.0) if effort.full else (2.0,)
     rows = [
         row
-        for num_gpus in ((8, 16, 32, 64) if effort.full else (8, 32))
+        for num_gpus in ((8, 16, 32, 64) if effort.full else (32,))
         for row in _end_to_end(RLVR, resources(RLVR, num_gpus), 64, 16, ratios, effort.updates)
     ]
     best = max((row for row in rows if row["async_ratio"] == 2.0), key=lambda row: row["ratio"])
@@ -244,7 +239,7 @@ def _end_to_end(
         # training has its share of the GPUs' time as its share of the GPUs
         train_gpus = max(1, round(gpus.num_gpus / 3))
         cluster = gpus.split(train_gpus)
-        # Stragglers hold up one update in (ratio + 1), after which the others follow fast: measure whole rounds of that.
+        # a straggler holds up one update in (ratio + 1), and the others follow it fast: measure whole rounds of that
         per_round = math.ceil(ratio) + 1
         chosen = asynchronous(workload, cluster, async_ratio=ratio, **size)
         side_by_side = run(workload, cluster, chosen, per_round * math.ceil(1.5 * updates / per_round))
@@ -275,43 +270,6 @@ def _row(
         "bound_s": bound_s,
         "of_bound": prediction.update_s / bound_s,
     }
-
-
-def bound(
-    workload: Workload, gpus: Resources, num_groups: int, group_size: int, async_ratio: float, num_updates: int
-) -> float:
-    """Return the bound on an update's seconds: (N / K) (mu_gen + mu_train) + L_gen / (alpha + 1).
-
-    A worker is a slot, so that training a sample takes ``SLOTS`` times its GPU-seconds of a worker's time. The longest
-    episode L_gen includes its environment, mu_gen does not, since waiting for it holds no slot. Both are those of the
-    lengths and latencies that a simulation of so many updates draws, its warm-up included.
-    """
-    num_batches = num_updates + (math.ceil(async_ratio) + 1 if async_ratio else 0)
-    generation_s, longest_s = _drawn(workload, gpus.speed.token_s, num_groups, group_size, num_batches)
-    work_s = generation_s + gpus.train_gpu_s * SLOTS
-    return num_groups * group_size / (gpus.num_gpus * SLOTS) * work_s + longest_s / (async_ratio + 1)
-
-
-@lru_cache
-def _drawn(
-    workload: Workload, token_s: float, num_groups: int, group_size: int, num_batches: int
-) -> tuple[float, float]:
-    """Return the mean seconds of generation, and those of the longest episode, over the first batches."""
-    length, num_turns = workload.length(0), round(workload.env.turns.mean)
-    generation_s, longest_s = [], 0.0
-    for batch in range(num_batches):
-        for group, member in product(range(batch * num_groups, (batch + 1) * num_groups), range(group_size)):
-            seed = key_seed(0, str(group), group, member, 0)  # as the scheduler seeds the episode
-            tokens = latency_s = 0.0
-            for turn in range(num_turns):
-                tokens += length(Request("", [], _SAMPLING, seed=key_seed(seed, turn), group=str(group)))
-                latency_s += draw(workload.env.turn_s, key_seed(seed, "latency", turn))
-            generation_s.append(tokens * token_s)
-            longest_s = max(longest_s, tokens * token_s + latency_s)
-    return fmean(generation_s), longest_s
-
-
-_SAMPLING = Sampling(1)
 
 
 FIGURES: Mapping[str, Callable[[Effort], Figure]] = {

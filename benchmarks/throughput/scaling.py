@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from rollcage.benchmarks.throughput.figures import Effort, Figure, bound, run
+from rollcage.benchmarks.throughput.bounds import bound
+from rollcage.benchmarks.throughput.figures import Effort, Figure, run
 from rollcage.benchmarks.throughput.settings import RLVR, SLOTS, config, engines_only, resources
 from rollcage.trainer.simulation.draws import Lognormal
 from rollcage.trainer.simulation.model import simulate

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from rollcage.command import CommandParser, natural, natural_float, positive
-from rollcage.errors import UserError, require
+from rollcage.errors import UserError
 from rollcage.trainer.engines.simulated import Speed
 from rollcage.trainer.rollout.config import RolloutConfig
-from rollcage.trainer.simulation.calibrate import Calibration, calibrate
+from rollcage.trainer.simulation.calibrate import calibrate
 from rollcage.trainer.simulation.draws import Constant, Gaussian, Lognormal
-from rollcage.trainer.simulation.model import Cluster, Prediction, Workload, simulate
-from rollcage.trainer.simulation.plan import NO_LIMIT_S, Choice, Recommendation, Resources, Search
+from rollcage.trainer.simulation.model import Cluster, Workload, simulate
+from rollcage.trainer.simulation.plan import NO_LIMIT_S, Choice, Resources, Search
+from rollcage.trainer.simulation.report import calibration_to_json, choice_to_json, format_page, plot
 
 _DESCRIPTION = """Predict throughput, utilisation and staleness of a training run in virtual time, and recommend the
 asynchronous ratio, the redundancy and the split of GPUs between rollout and training. The trainer's own scheduler,
@@ -56,7 +57,7 @@ def run_simulate(argv: Sequence[str]) -> int:
         seed=arguments.seed,
         watch=lambda choice: _tell(choice, len(search.tried)),
     )
-    result: dict[str, Any] = {"calibration": _calibration(calibration)} if calibration else {}
+    result: dict[str, Any] = {"calibration": calibration_to_json(calibration)} if calibration else {}
     recommendation = None
     if calibration and not arguments.recommend:
         warmup = calibration.warmup if arguments.async_ratio is None else None
@@ -67,22 +68,24 @@ def run_simulate(argv: Sequence[str]) -> int:
     elif arguments.async_ratio is not None and not arguments.recommend:
         given = arguments.train_gpus
         train_gpus = given if given is not None else max(1, arguments.gpus // 4)
+        if train_gpus == 0 and arguments.async_ratio > 0:
+            raise UserError("--train-gpus 0 has all GPUs sample and train in turns: --async-ratio must be 0 then.")
         chosen = search.try_out(train_gpus, arguments.async_ratio, arguments.extra_groups or 0)
     else:
         recommendation = search.recommend()
         chosen = recommendation.best
-    result |= _choice(chosen)
+    result |= choice_to_json(chosen)
     if calibration and not _changed(arguments):
         ratio = chosen.samples_per_s / calibration.samples_per_s
         result["predicted_over_measured"] = round(ratio, 4)
     if recommendation:
-        result["baseline"] = _choice(recommendation.baseline)
+        result["baseline"] = choice_to_json(recommendation.baseline)
         result["speedup"] = round(chosen.samples_per_s / recommendation.baseline.samples_per_s, 3)
         result["reasons"] = recommendation.reasons
-        result["tried"] = [_choice(choice) for choice in recommendation.tried]
+        result["tried"] = [choice_to_json(choice) for choice in recommendation.tried]
     if arguments.plot:
-        _plot(arguments.plot, chosen, recommendation)
-    sys.stdout.write(json.dumps(result) + "\n" if arguments.json else _page(result, chosen, recommendation))
+        plot(arguments.plot, chosen, recommendation)
+    sys.stdout.write(json.dumps(result) + "\n" if arguments.json else format_page(result, chosen, recommendation))
     return 0
 
 
@@ -109,6 +112,8 @@ def _parser() -> argparse.ArgumentParser:
     cluster.add_argument("--train-gpu-s", type=natural_float, help="GPU-seconds of training a sample (1)")
     cluster.add_argument("--publish-s", type=natural_float, help="seconds until new weights are there (0)")
     cluster.add_argument("--hold-s", type=natural_float, help="seconds that taking them holds all requests up (0)")
+    cluster.add_argument("--slow-replicas", type=natural_float, help="share of the replicas that are slow (0)")
+    cluster.add_argument("--slow-factor", type=natural_float, help="how many times as slow (3)")
     work = parser.add_argument_group("workload")
     work.add_argument("--length", type=natural_float, help="mean tokens of a message, lognormal (1000)")
     work.add_argument("--sigma", type=natural_float, default=0.94, help="of the logarithm of lengths (0.94)")
@@ -169,8 +174,11 @@ def _resources(arguments: argparse.Namespace, fitted: Cluster | None) -> Resourc
         "publish_s": arguments.hold_s,
     }
     speed = replace(speed, **_given(seconds))
+    slow = _given({"slow_replicas": arguments.slow_replicas, "slow_factor": arguments.slow_factor})
+    if not slow.get("slow_replicas", 0) <= 1:
+        raise UserError(f"--slow-replicas is a share: it must be between 0 and 1, not {arguments.slow_replicas:g}.")
     if fitted is not None:
-        given = {
+        given = slow | {
             "num_replicas": arguments.replicas,
             "num_slots": arguments.slots,
             "sample_s": arguments.train_gpu_s,
@@ -183,7 +191,11 @@ def _resources(arguments: argparse.Namespace, fitted: Cluster | None) -> Resourc
         raise UserError(
             f"--gpus {arguments.gpus} leaves none to train beside a replica of {arguments.gpus_per_replica}."
         )
-    given = {"num_slots": arguments.slots, "train_gpu_s": arguments.train_gpu_s, "publish_s": arguments.publish_s}
+    given = slow | {
+        "num_slots": arguments.slots,
+        "train_gpu_s": arguments.train_gpu_s,
+        "publish_s": arguments.publish_s,
+    }
     resources = replace(Resources(arguments.gpus, arguments.gpus_per_replica, speed=speed), **_given(given))
     if arguments.train_gpus and arguments.train_gpus not in resources.splits:
         raise UserError(f"--train-gpus must be between 0 and {resources.splits[-1]}, not {arguments.train_gpus}.")
@@ -220,103 +232,3 @@ def _changed(arguments: argparse.Namespace) -> bool:
     """Whether the simulated run is to differ from the recorded one."""
     defaults = vars(_parser().parse_args([]))
     return any(value != defaults[name] for name, value in vars(arguments).items() if name not in _UNCHANGING)
-
-
-def _choice(choice: Choice) -> dict[str, Any]:
-    prediction: Prediction = choice.prediction
-    return {
-        "train_gpus": choice.train_gpus,
-        "async_ratio": choice.config.async_ratio,
-        "extra_groups": choice.config.extra_groups,
-        "extra_members": choice.config.extra_members,
-        "mode": choice.config.mode,
-        "num_slots": choice.config.num_slots,
-        "samples_per_s": round(prediction.samples_per_s, 6),
-        "tokens_per_s": round(prediction.tokens_per_s, 3),
-        "update_s": round(prediction.update_s, 4),
-        "episode_s": round(prediction.episode_s, 4),
-        "rollout_busy": round(prediction.rollout_busy, 4),
-        "learner_busy": round(prediction.learner_busy, 4),
-        "staleness": round(prediction.staleness, 4),
-        "staleness_max": prediction.staleness_max,
-        "wasted": round(prediction.wasted, 4),
-    }
-
-
-def _calibration(calibration: Calibration) -> dict[str, Any]:
-    speed, cluster = calibration.cluster.speed, calibration.cluster
-    return {
-        "measured_samples_per_s": round(calibration.samples_per_s, 4),
-        "num_updates": calibration.num_updates,
-        "num_messages": calibration.num_messages,
-        "mean_length": round(calibration.workload.lengths.mean, 2),
-        "task_share": round(calibration.workload.task_share, 3),
-        "mean_turns": round(calibration.workload.env.turns.mean, 3),
-        "env_turn_s": round(calibration.workload.env.turn_s.mean, 5),
-        "token_s": round(speed.token_s, 6),
-        "load_token_s": round(speed.load_token_s, 7),
-        "first_token_s": round(speed.first_token_s, 4),
-        "contention": round(speed.contention, 3),
-        "speed_r2": round(calibration.speed_r2, 3),
-        "train_sample_s": round(cluster.sample_s, 5),
-        "publish_s": round(cluster.publish_s, 4),
-    }
-
-
-def _page(result: dict[str, Any], chosen: Choice, recommendation: Recommendation | None) -> str:
-    lines = []
-    if "calibration" in result:
-        fitted = result["calibration"]
-        lines.append(
-            f"calibrated on {fitted['num_messages']} messages (mean {fitted['mean_length']:g} tokens) and "
-            f"{fitted['num_updates']} updates; measured {fitted['measured_samples_per_s']:g} samples a second"
-        )
-    prediction, config = chosen.prediction, chosen.config
-    where = {None: "the cluster as it is", 0: "all GPUs sample and train in turns"}.get(
-        chosen.train_gpus, f"{chosen.train_gpus} GPUs train, the others sample"
-    )
-    rows = {
-        "choice": f"async_ratio {config.async_ratio:g}, extra_groups {config.extra_groups}, extra_members "
-        f"{config.extra_members}, num_slots {config.num_slots}; {where}",
-        "throughput": f"{prediction.samples_per_s:.4g} samples/s, {prediction.tokens_per_s:.4g} tokens/s",
-        "update": f"every {prediction.update_s:.4g} s; an episode takes {prediction.episode_s:.4g} s",
-        "utilisation": f"slots {prediction.rollout_busy:.0%}, learner {prediction.learner_busy:.0%}",
-        "staleness": f"{prediction.staleness:.2f} versions, at most {prediction.staleness_max:g}",
-        "wasted": f"{prediction.wasted:.1%} of the samples",
-    }
-    if "predicted_over_measured" in result:
-        rows["check"] = f"predicted over measured throughput: {result['predicted_over_measured']:.3f}"
-    lines += [f"{name:12} {text}" for name, text in rows.items()]
-    if recommendation:
-        lines += ["", *recommendation.reasons]
-    return "\n".join(lines) + "\n"
-
-
-def _plot(path: Path, chosen: Choice, recommendation: Recommendation | None) -> None:
-    require("matplotlib", "train").use("Agg")
-    from matplotlib import pyplot as plt
-
-    choices = [recommendation.baseline, *recommendation.tried] if recommendation else [chosen]
-    names = [
-        "synchronous"
-        if choice.config.mode == "sync"
-        else f"ratio {choice.config.async_ratio:g}, +{choice.config.extra_groups} groups"
-        + ("" if choice.train_gpus is None else f", {choice.train_gpus or 'all'} train")
-        for choice in choices
-    ]
-    figure, axes = plt.subplots(1, 3, figsize=(12, 1.5 + 0.3 * len(choices)), sharey=True, constrained_layout=True)
-    panels = {
-        "samples a second": [choice.samples_per_s for choice in choices],
-        "busy: slots, learner": [choice.prediction.rollout_busy for choice in choices],
-        "staleness (versions)": [choice.prediction.staleness for choice in choices],
-    }
-    rows = range(len(choices))
-    for axis, (title, values) in zip(axes, panels.items(), strict=True):
-        colours = ["tab:orange" if choice is chosen else "tab:blue" for choice in choices]
-        axis.barh(rows, values, color=colours)
-        axis.set_title(title)
-    axes[1].plot([choice.prediction.learner_busy for choice in choices], rows, "k|", markersize=12)
-    axes[0].set_yticks(rows, names)
-    axes[0].invert_yaxis()
-    figure.savefig(path, dpi=110)
-    plt.close(figure)

@@ -30,6 +30,7 @@ class Resources:
         train_gpu_s: GPU-seconds of training for a sample, all epochs together; GPUs are taken to share it evenly.
         update_s: seconds of an update beside that.
         publish_s: seconds until new weights are there to be taken.
+        slow_replicas, slow_factor: see `Cluster`.
     """
 
     num_gpus: int = 16
@@ -39,6 +40,8 @@ class Resources:
     train_gpu_s: float = 1.0
     update_s: float = 0.0
     publish_s: float = 0.0
+    slow_replicas: float = 0.0
+    slow_factor: float = 3.0
 
     def split(self, train_gpus: int) -> Cluster:
         """Return the cluster in which ``train_gpus`` train and the others sample; 0: all do both, in turns."""
@@ -49,6 +52,8 @@ class Resources:
             sample_s=self.train_gpu_s / (train_gpus or self.num_gpus),
             update_s=self.update_s,
             publish_s=self.publish_s,
+            slow_replicas=self.slow_replicas,
+            slow_factor=self.slow_factor,
         )
 
     @property

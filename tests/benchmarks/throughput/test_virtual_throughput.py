@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from rollcage.benchmarks.throughput.bounds import bound
 from rollcage.benchmarks.throughput.cli import compute, format_page, main, summary
-from rollcage.benchmarks.throughput.figures import Effort, bound
+from rollcage.benchmarks.throughput.figures import Effort
 from rollcage.benchmarks.throughput.settings import RLVR, agentic, config, engines_only, resources
 from rollcage.errors import UserError
 from rollcage.trainer.simulation.draws import Constant, Gaussian

@@ -74,6 +74,8 @@ def test_a_recorded_run_is_predicted_as_it_was_and_as_it_might_be(
         ("--train-gpus 16", "--train-gpus must be between 0 and 15"),
         ("--replicas 2", "goes with --from"),
         ("--fail-stop 2", "must be between 0 and 1"),
+        ("--train-gpus 0 --async-ratio 1", "must be 0 then"),
+        ("--slow-replicas 3", "must be between 0 and 1"),
         ("--task-share 1.5", "must be between 0 and 1"),
         ("--length 0", "must be above 0"),
         ("--group-size 0", "at least 1"),
