@@ -8,7 +8,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,12 @@ Train a language model with asynchronous reinforcement learning: rollout and tra
 
 presets:
 {presets}
+
+losses, --learner.loss (which to use when: python -m pydoc rollcage.trainer.learner.losses):
+{losses}
+
+advantage estimators, --learner.advantage:
+{advantages}
 
   --out DIR      run folder (default: runs/PRESET-DATE)
   --resume RUN   go on with a run that was stopped or killed, from its newest checkpoint
@@ -58,7 +64,7 @@ def parse_train(argv: Sequence[str]) -> TrainRequest:
     arguments = list(argv)
     if not arguments or arguments[0] in ("-h", "--help"):
         presets = "\n".join(f"  {name:20}{text}" for name, (text, _) in PRESETS.items())
-        sys.stdout.write(_HELP.format(presets=presets))
+        sys.stdout.write(_HELP.format(presets=presets, **_tables()))
         raise SystemExit(0 if arguments else 2)
     resume = _take(arguments, "--resume")
     if resume is not None:
@@ -73,6 +79,23 @@ def parse_train(argv: Sequence[str]) -> TrainRequest:
     folder = Path(out) if out is not None else Path("runs") / f"{preset}-{time.strftime('%Y%m%d-%H%M%S')}"
     command = shlex.join(["rollcage", "train", *arguments])
     return TrainRequest(folder, _override(preset, overrides), command)
+
+
+def _tables() -> dict[str, str]:
+    """Return the losses and the estimators, each with the first line of its documentation, which has its source."""
+    from rollcage.trainer.learner.advantages import ADVANTAGES, NEED_VALUES
+    from rollcage.trainer.learner.losses import LOSSES
+
+    usable = {name: function for name, function in ADVANTAGES.items() if name not in NEED_VALUES}
+    return {"losses": _describe(LOSSES), "advantages": _describe(usable)}
+
+
+def _describe(table: Mapping[str, Callable[..., Any]]) -> str:
+    names: dict[str, list[str]] = {}
+    for name, function in table.items():
+        first_line = (function.__doc__ or "").partition("\n")[0]
+        names.setdefault(first_line.replace("`", "").rstrip("."), []).append(name)
+    return "\n".join(f"  {', '.join(same):20}{text}" for text, same in names.items())
 
 
 def _override(preset: str, overrides: Sequence[str]) -> TrainConfig:
