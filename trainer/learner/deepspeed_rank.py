@@ -15,11 +15,12 @@ from rollcage.errors import UserError
 from rollcage.trainer.learner.batch import Batch
 from rollcage.trainer.learner.config import LearnerConfig
 from rollcage.trainer.learner.deepspeed_engine import join_ranks, make_engine, named_weights, whole
+from rollcage.trainer.learner.lora import ADAPTER, add_adapters, find_adapters, matrices
 from rollcage.trainer.learner.shared_weights import Layout, make_layout, map_weights
 from rollcage.trainer.learner.statistics import Totals
 from rollcage.trainer.learner.token_logprobs import TokenLogprobs
 from rollcage.trainer.learner.update import PolicyUpdate
-from rollcage.trainer.models import find_model, load_model, load_tokenizer, resolve_dtype
+from rollcage.trainer.models import fastest_attention, find_model, load_model, load_tokenizer, resolve_dtype
 
 STATE = "deepspeed"
 TOKENIZER_FILES = ("tokenizer*", "special_tokens*", "added_tokens*", "vocab*", "merges.txt", "chat_template*")
@@ -59,16 +60,20 @@ class DeepSpeedRank:
         _without_dropout(policy)
         if config.gradient_checkpointing:
             policy.gradient_checkpointing_enable({"use_reentrant": False})
-        self._policy = policy
+        if config.lora_rank:
+            add_adapters(policy, config)
+        self._policy, self._adapters = policy, find_adapters(policy)
         layout = make_layout((name, tuple(weight.shape), weight.dtype) for name, weight in named_weights(policy))
         self._published = map_weights(self._memory, layout) if self._rank == 0 else {}
         store = self._store or TCPStore("127.0.0.1", port, self._world_size)
         join_ranks(self._rank, self._world_size, store, config.call_timeout_s)
         device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
         compute_dtype = getattr(torch, resolve_dtype(config.compute_dtype, device))
+        policy.set_attn_implementation(_attention(config, device))
         module = TokenLogprobs(policy, config.temperature, compute_dtype)
         self._engine = make_engine(module, config)
-        self._update = PolicyUpdate(self._engine, config, self._rank)
+        reference = _load_reference(config, compute_dtype, self._engine.device) if config.needs_reference else None
+        self._update = PolicyUpdate(self._engine, config, self._rank, reference)
         if checkpoint is not None:
             self.load(checkpoint)
         return layout
@@ -86,9 +91,10 @@ class DeepSpeedRank:
     def publish(self) -> None:
         """Copy the weights into the shared memory."""
         for name, weight in named_weights(self._policy):
-            with whole(weight, self._config) as tensor:
+            adapter = self._adapters.get(name)
+            with torch.no_grad(), whole([weight, *(matrices(adapter) if adapter else ())], self._config):
                 if self._rank == 0:
-                    self._published[name].copy_(tensor)
+                    self._published[name].copy_(weight + adapter.get_delta_weight(ADAPTER) if adapter else weight)
 
     def save(self, folder: Path) -> None:
         """Write DeepSpeed's state and the random generator's, and ``model/`` in transformers' format with tokenizer."""
@@ -123,6 +129,21 @@ class DeepSpeedRank:
             load_tokenizer(self._source).save_pretrained(folder)
         for name, content in self._tokenizer_files.items():
             (folder / name).write_bytes(content)
+
+
+def _load_reference(config: LearnerConfig, compute_dtype: torch.dtype, device: torch.device) -> TokenLogprobs:
+    """Return the frozen reference model, whole on every rank: the run's first model, also when going on with it."""
+    attention = _attention(config, device.type)
+    policy = load_model(find_model(config.ref_model or config.model), config.dtype, attn_implementation=attention)
+    _without_dropout(policy)
+    return TokenLogprobs(policy, config.temperature, compute_dtype).to(device).requires_grad_(False)
+
+
+def _attention(config: LearnerConfig, device: str) -> str:
+    """Return transformers' name of the attention kernel, for matrix products of the configured number types."""
+    return fastest_attention(
+        device, resolve_dtype(config.compute_dtype, device) if config.dtype == "float32" else config.dtype
+    )
 
 
 def _read_tokenizer(source: Path) -> dict[str, bytes]:
