@@ -54,7 +54,8 @@ class Generation:
     Attributes:
         token_ids: [T] sampled ids, the stop id included where one ended it.
         logprobs: [T] natural log-probability of each token under the distribution without top-p and top-k, at the
-            sampling temperature (1 where it is 0): what a trainer recomputes.
+            sampling temperature (1 where it is 0): what a trainer recomputes. vLLM's are renormalised over what top-p
+            and top-k keep; with both off, as in training, that is the same.
         policy_versions: [T] the policy version that sampled each token.
         finish_reason: "stop": a stop id; "length": max_new_tokens or the model's context; "abort": `Engine.abort`.
     """
