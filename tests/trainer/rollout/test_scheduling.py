@@ -1,6 +1,7 @@
 """Who runs when: lockstep and queue scheduling, replication, environments that hold no generation slot, starvation."""
 
 import asyncio
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -171,6 +172,19 @@ def test_without_redundancy_no_task_is_lost_for_being_slow(async_ratio: float, i
     shares = run.recorder.counts
     assert shares["samples_by_duration_s"] == run.account.trained
     assert run.progress.account.cancelled == run.account.started - run.account.trained
+
+
+def test_what_an_episode_costs_does_not_grow_with_what_is_in_flight() -> None:
+    def cost_s(num_groups: int, num_updates: int) -> float:
+        """Return processor seconds an episode."""
+        config = replace(CONFIG, num_groups=num_groups, num_slots=8 * num_groups, extra_groups=2, extra_members=1)
+        start_s = time.process_time()
+        run = ScriptedRun(config, num_engines=max(1, num_groups // 4), slots_per_engine=32)(num_updates)
+        return (time.process_time() - start_s) / run.account.started
+
+    # a hundred times as many in flight, on a hundred times as many replicas: one look at each of them an event would
+    # cost a hundred times as much; caches and the heap of timers take their share
+    assert cost_s(400, 1) < 5 * cost_s(4, 60)
 
 
 def test_seeds_and_numbers_of_the_harness_vary() -> None:
