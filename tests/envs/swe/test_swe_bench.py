@@ -327,6 +327,7 @@ def test_instances_that_cannot_be_scored_are_quarantined_by_id_and_reported_e13(
     command = ["eval", ID, "--policy", "empty", "--env-arg", f"data={tmp_path / 'rows.json'}"]
     assert main([*command, "--env-arg", f"quarantine={tmp_path / 'q.jsonl'}"]) == 0
     assert "quarantined  test/mini__undone-1\n" in capsys.readouterr().out
+    shelf.prune(0)
 
 
 def test_without_image_or_docker_one_line_says_what_to_do(docker, tmp_path, monkeypatch):
