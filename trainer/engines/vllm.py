@@ -35,8 +35,6 @@ class VllmOptions:
     """Memory for keys and values (on the CPU), in GiB."""
     compile: bool = False
     """Let vLLM compile the model and capture CUDA graphs: a slow start, then faster steps."""
-    servers: tuple[str, ...] = ()
-    """URLs of vLLM servers on this host to use, one for each replica, in place of processes of ours."""
 
 
 @dataclass(frozen=True)

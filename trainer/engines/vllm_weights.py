@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import Any
 
-from rollcage.trainer.learner.shared_weights import Entry, Layout, map_weights
+from rollcage.trainer.learner.shared_weights import Layout, map_weights
 
 
 class SharedWeightsReader:
@@ -14,16 +13,13 @@ class SharedWeightsReader:
 
     model_runner: Any
 
-    def read_shared_weights(self, path: str, layout: Layout | str) -> None:
+    def read_shared_weights(self, path: str, layout: Layout) -> None:
         """Load the model's weights, under their names in transformers' format, from memory that another process has.
 
         Args:
             path: of the other process's descriptor, below ``/proc``.
-            layout: where each weight lies; as JSON where it comes over HTTP.
+            layout: where each weight lies.
         """
-        if isinstance(layout, str):
-            entries, num_bytes = json.loads(layout)
-            layout = Layout(tuple(Entry(name, tuple(shape), *rest) for name, shape, *rest in entries), num_bytes)
         descriptor = os.open(path, os.O_RDWR)
         try:
             weights = map_weights(descriptor, layout)
@@ -31,16 +27,6 @@ class SharedWeightsReader:
             os.close(descriptor)
         self.model_runner.reload_weights(weights_iterator=iter(weights.items()))
         _repack_tied(self.model_runner.get_model())
-
-    def describe_sampling(self) -> dict[str, Any]:
-        """Return what a trainer must know of a server before it trusts it."""
-        config = self.model_runner.model_config
-        return {
-            "logprobs_mode": config.logprobs_mode,
-            "max_context_tokens": config.max_model_len,
-            "vocab_size": config.get_vocab_size(),
-            "max_batch_size": self.model_runner.scheduler_config.max_num_seqs,
-        }
 
     def clear_cache(self) -> None:
         """Overwrite all keys and values: what is not finite there would reach later requests, masked or not."""
