@@ -77,9 +77,14 @@ def play(evaluation: Evaluation, policy: Policy, *, output: Path | None = None, 
 
 def outcome(result: Result) -> list[Any]:
     """All of a result that must not depend on the clock."""
-    timeless = [{k: v for k, v in e.items() if k not in ("start_s", "end_s")} for e in result.episodes]
-    summary = {k: v for k, v in result.summary().items() if k != "seconds"}
-    return [timeless, summary]
+    times = ("start_s", "end_s", "act_s", "env_s")
+
+    def timeless(record: Any) -> dict[str, Any]:
+        return {key: value for key, value in record.items() if key not in times}
+
+    episodes = [{**timeless(episode), "turns": [*map(timeless, episode["turns"])]} for episode in result.episodes]
+    summary = {key: value for key, value in result.summary().items() if key != "seconds"}
+    return [episodes, summary]
 
 
 def test_failures_are_counted_by_kind_and_only_those_of_the_model_are_scored(env_id: str) -> None:
