@@ -241,7 +241,7 @@ def markdown_page(description: dict[str, Any]) -> str:
     """
     env_id = description["env_id"]
     arguments = "".join(
-        f"    {name}=...,  # required\n" if default == "required" else f"    {name}={default},\n"
+        f"    {name}=...,  # required\n" if default == "required" else f"    {name}={_double_quoted(default)},\n"
         for name, default in description["arguments"].items()
     )
     return (
@@ -250,3 +250,7 @@ def markdown_page(description: dict[str, Any]) -> str:
         f"`rollcage envs {env_id}` shows this page, and which data there are on your machine;\n"
         f"`rollcage check {env_id}` checks that it keeps the suite's promises.\n"
     )
+
+
+def _double_quoted(representation: str) -> str:
+    return representation if '"' in representation else representation.replace("'", '"')
