@@ -27,13 +27,15 @@ def main(argv: Sequence[str]) -> int:
         "Train a preset for several seeds; reports success on held-out tasks before and after, and the gain's spread.",
         "rollcage bench learning\n"
         "rollcage bench learning --seeds 0 1 2 --output benchmarks/results\n"
+        "rollcage bench learning --preset frozenlake-small --seeds 0 1 --output benchmarks/results\n"
         "rollcage bench learning --preset countdown-small --override=--rollout.async-ratio=0",
     )
     parser.add_argument("--preset", default="countdown-small", help="preset of rollcage train (default: %(default)s)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="(default: 0 1 2)")
     parser.add_argument("--override", action="append", default=[], metavar="--FIELD=VALUE", help="of the preset")
     parser.add_argument("--runs", type=Path, default=Path("runs/learning"), help="where the runs go (%(default)s)")
-    parser.add_argument("--output", type=Path, help="folder for learning.md and learning.json")
+    parser.add_argument("--output", type=Path, help="folder of learning.md and learning.json: its section is replaced")
+    parser.add_argument("--note", default="", help="what the page shall say of this run (what else the machine did)")
     arguments = parser.parse_args(argv)
     results = []
     for seed in arguments.seeds:
@@ -46,13 +48,25 @@ def main(argv: Sequence[str]) -> int:
             command += [arguments.preset, "--seed", str(seed), "--out", str(run), *arguments.override]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         results.append(summarize(seed, run))
-    report = format_report(arguments.preset, list(argv), results)
-    sys.stdout.write(report)
+    section = {
+        "command": " ".join(["rollcage bench learning", *_without_note(argv)]),
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
+        "note": arguments.note,
+        "results": results,
+    }
+    sys.stdout.write(format_section(arguments.preset, section))
     if arguments.output:
-        arguments.output.mkdir(parents=True, exist_ok=True)
-        (arguments.output / "learning.md").write_text(report, encoding="utf-8")
-        (arguments.output / "learning.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        write_page(arguments.output, arguments.preset, section)
     return 0
+
+
+def _without_note(argv: Sequence[str]) -> list[str]:
+    """Return the command's arguments without ``--note`` and its text, which the page shows by itself."""
+    words = list(argv)
+    if "--note" in words:
+        at = words.index("--note")
+        del words[at : at + 2]
+    return words
 
 
 def summarize(seed: int, run: Path) -> dict[str, Any]:
@@ -71,6 +85,7 @@ def summarize(seed: int, run: Path) -> dict[str, Any]:
         "seed": seed,
         "success": success,
         "updates": len(metrics),
+        "turns": [metrics[0]["rollout/turns"], metrics[-1]["rollout/turns"]],
         "train_s": train_s,
         "trajectories_per_s": sum(row["rollout/num_samples"] for row in metrics) / train_s,
         "staleness": mean(row["rollout/staleness"] for row in metrics),
@@ -89,28 +104,40 @@ def gain_ci95(gains: Sequence[float]) -> tuple[float, float, float]:
     return mean(gains), mean(gains) - half, mean(gains) + half
 
 
-def format_report(preset: str, argv: Sequence[str], results: Sequence[Mapping[str, Any]]) -> str:
-    """Return the results as a page."""
+def write_page(folder: Path, preset: str, section: Mapping[str, Any]) -> None:
+    """Write learning.md and learning.json in ``folder``, with the sections that are there and ``preset``'s new one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    data = folder / "learning.json"
+    sections: dict[str, Mapping[str, Any]] = json.loads(data.read_text(encoding="utf-8")) if data.is_file() else {}
+    sections[preset] = section
+    data.write_text(json.dumps(sections, indent=1) + "\n", encoding="utf-8")
+    parts = [format_section(name, part) for name, part in sections.items()]
+    (folder / "learning.md").write_text("\n".join(["# Learning\n", *parts]), encoding="utf-8")
+
+
+def format_section(preset: str, section: Mapping[str, Any]) -> str:
+    """Return a preset's results as a section of the page."""
     lines = [
-        f"# Learning: {preset}",
+        f"## {preset}",
         "",
-        f"`{' '.join(['rollcage bench learning', *argv])}` on {os.cpu_count()} cores, {platform.machine()}, Python "
-        f"{platform.python_version()}. Success on held-out tasks, sampled as in training, with 95 % Wilson "
-        "intervals; seconds are those of training, evaluations apart.",
+        f"`{section['command']}` on {section['machine']}. Success on held-out tasks, sampled as in training, with 95 % "
+        "Wilson intervals; seconds are those of training, evaluations apart; turns are those of an episode, in the "
+        "first and the last update.",
         "",
-        "| seed | evaluation | before | after | gain | updates | training | trajectories/s | learner trains | "
+        "| seed | evaluation | before | after | gain | updates | training | turns | trajectories/s | learner trains | "
         "while the engine samples | failed |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     gains: dict[str, list[float]] = {}
-    for result in results:
+    for result in section["results"]:
         for name, when in result["success"].items():
             (before, after), gain = (when["before"], when["after"]), when["after"][0] - when["before"][0]
             gains.setdefault(name, []).append(100 * gain)
             cells = [f"{rate:.1%} ({low:.1%} to {high:.1%}, n = {num})" for rate, low, high, num in (before, after)]
             lines.append(
                 f"| {result['seed']} | {name} | {cells[0]} | {cells[1]} | {100 * gain:+.1f} | {result['updates']} | "
-                f"{result['train_s']:.0f} s | {result['trajectories_per_s']:.0f} | {result['learner_busy']:.0%} | "
+                f"{result['train_s']:.0f} s | {result['turns'][0]:.1f}, {result['turns'][1]:.1f} | "
+                f"{result['trajectories_per_s']:.0f} | {result['learner_busy']:.0%} | "
                 f"{result['overlap']:.0%} | {result['failed']:.0f} |"
             )
     lines.append("")
@@ -118,4 +145,6 @@ def format_report(preset: str, argv: Sequence[str], results: Sequence[Mapping[st
         middle, low, high = gain_ci95(values)
         spread = f" (95 % interval of the mean {low:+.1f} to {high:+.1f})" if len(values) > 1 else ""
         lines.append(f"**{name}: {middle:+.1f} points over {len(values)} seeds{spread}, least {min(values):+.1f}.**  ")
+    if section["note"]:
+        lines += ["", section["note"]]
     return "\n".join(lines) + "\n"
