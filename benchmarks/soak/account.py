@@ -13,6 +13,7 @@ from pathlib import Path
 from rollcage.monitor.run_folder import read_metrics, read_rows
 
 FATES = ("trained", "filtered", "stale", "failed", "cancelled", "in_flight")
+GAP = "learner/logprob_gap_mean"
 MAX_GAP = 0.5
 """Mean distance of sampler's and trainer's log-probabilities, in nats: that of other tokens is far above."""
 
@@ -40,7 +41,7 @@ def take_account(
     """
     rows, told = read_metrics(run), read_rows(run, "metrics")
     last = rows[-1]
-    gap = max(row["learner/logprob_gap_mean"] for row in told)
+    gap = max((row[GAP] for row in told if GAP in row), default=math.inf)  # an update without gradient has none
     splits = sum(row["rollout/splits"] for row in rows)
     bound = math.ceil(async_ratio)
     stalest = max(row["rollout/staleness_max"] for row in told)

@@ -140,14 +140,16 @@ class PooledPlacement:
 
     async def give_back(self, host: Host) -> None:
         """Take a host back from its handle."""
-        if host in self._busy:  # else `close` has ended it
-            if host.broken:
-                await asyncio.shield(self._retire(host))
-            else:
-                self._busy.discard(host)
-                self._idle.append(host)
-        if self._seats is not None:
-            self._seats.release()
+        try:
+            if host in self._busy:  # else `close` has ended it
+                if host.broken:
+                    await asyncio.shield(self._retire(host))
+                else:
+                    self._busy.discard(host)
+                    self._idle.append(host)
+        finally:
+            if self._seats is not None:
+                self._seats.release()
 
     async def _retire(self, host: Host) -> None:
         await host.end()

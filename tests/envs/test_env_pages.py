@@ -58,7 +58,7 @@ def test_every_environment_has_a_complete_page(env_id: str) -> None:
 
 @pytest.mark.parametrize("env_id", ENV_IDS)
 def test_the_page_in_the_repository_is_the_docstrings_and_the_index_links_it(env_id: str) -> None:
-    path = f"docs/envs/{env_id.partition('/')[2]}.md"
+    path = f"envs/pages/{env_id.partition('/')[2]}.md"
     how = f"make it anew:  rollcage envs {env_id} --markdown >{path}"
     assert (ROOT / path).is_file(), how
     assert (ROOT / path).read_text(encoding="utf-8") == page_of(env_id), how
@@ -66,7 +66,7 @@ def test_the_page_in_the_repository_is_the_docstrings_and_the_index_links_it(env
 
 
 def test_no_page_is_about_an_environment_that_is_gone() -> None:
-    pages = {f"rollcage/{path.stem}" for path in (ROOT / "docs" / "envs").glob("*.md")}
+    pages = {f"rollcage/{path.stem}" for path in (ROOT / "envs" / "pages").glob("*.md")}
     assert pages <= set(ENV_IDS)
 
 
