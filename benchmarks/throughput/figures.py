@@ -91,7 +91,7 @@ def prompt_replication(effort: Effort) -> Figure:
     """Groups of 16 on 8 GPUs: bound to one replica until their last member ends, or 16 requests of their own."""
     rows: list[dict[str, Any]] = []
     cluster = engines_only(8)
-    for num_groups in (16, 32, 64, 128) if effort.full else (64, 128):
+    for num_groups in (16, 32, 64, 128) if effort.full else (128,):
         slots = {"num_slots": cluster.num_workers}
         bound = run(RLVR, cluster, config(num_groups, 16, replicate=False, **slots), effort.updates)
         free = run(RLVR, cluster, config(num_groups, 16, **slots), effort.updates)
@@ -204,7 +204,7 @@ def rlvr_end_to_end(effort: Effort) -> Figure:
 def agentic_end_to_end(effort: Effort) -> Figure:
     """Whole updates, 16 x 8 episodes of 20 turns: lockstep on all GPUs and then training, or the two side by side."""
     rows = []
-    for seconds in (1.0, 5.0, 10.0) if effort.full else (1.0, 10.0):
+    for seconds in (1.0, 5.0, 10.0) if effort.full else (10.0,):
         workload = agentic(seconds, seconds)
         ratios = (1.0, 2.0, 4.0) if effort.full else (2.0,)
         for row in _end_to_end(workload, resources(workload, 16), 16, 8, ratios, effort.updates if effort.full else 2):
