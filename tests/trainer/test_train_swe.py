@@ -17,8 +17,7 @@ from tests.trainer.disturbed_run import train as train_disturbed
 
 from rollcage.envs import TextEnv, make
 from rollcage.envs.placements import EnvConfig, make_placement
-from rollcage.envs.swe.base import SWEEnv
-from rollcage.envs.tools import ToolCall, parse_calls, write_call
+from rollcage.envs.tools import write_call
 from rollcage.recorder import NullRecorder
 from rollcage.sandbox.drivers.base import LABEL_MANAGER
 from rollcage.trainer.engines.scripted import ScriptedEngine
@@ -224,6 +223,4 @@ def test_smollm2_trains_while_its_sandboxes_are_killed(daemon: Daemon, tmp_path:
     seen = train_disturbed(tmp_path / "run", config, kill_what_shows)
     check_run(tmp_path / "run", config, seen)
     assert {trajectory.failure.kind for trajectory in seen if trajectory.failure} <= {"infra"}
-    said = [turn.action for trajectory in seen for turn in trajectory.turns]
-    assert any(isinstance(call, ToolCall) for text in said for call in parse_calls(text, SWEEnv.tools)), said
     daemon.wait_empty()
