@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, ClassVar
@@ -169,7 +170,7 @@ class SWEBenchEnv(SWEEnv):
             raise UserError("rollcage/SWEBench-v0 needs Docker: its repositories are in images.")
         self.metadata = {**self.metadata, "step_s": 2 * test_timeout_s + _SLACK_S, "reset_s": 3600.0}
         self._mirror, self._keep_images = mirror, keep_images
-        self._held: list[IO[str]] | None = None
+        self._held: weakref.finalize[[Iterable[IO[str]]], SWEBenchEnv] | None = None
 
     @property
     def test_s(self) -> float:
@@ -195,7 +196,7 @@ class SWEBenchEnv(SWEEnv):
         images = Images(endpoints, mirror=self._mirror, keep=self._keep_images)
         place, held = images.lend(task.data)
         self._let_go()
-        self._held = held
+        self._held = weakref.finalize(self, close_all, held)  # also where nobody closes the environment
         self._bench.is_ours = place.is_ours
         env = {} if place.is_ours else {"BASH_ENV": "/root/.bashrc"}  # there the official images activate conda's
         self._spec = replace(self._spec, image=place.image, user=place.user, env=env)
@@ -211,7 +212,8 @@ class SWEBenchEnv(SWEEnv):
 
     def _let_go(self) -> None:
         held, self._held = self._held, None
-        close_all(held or ())
+        if held is not None:
+            held()
 
     def _own_info(self, *arguments: Any, **options: Any) -> dict[str, Any]:
         return {**super()._own_info(*arguments, **options), "image": self._spec.image}

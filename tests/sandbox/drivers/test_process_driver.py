@@ -256,13 +256,17 @@ def test_a_connection_that_is_called_off_leaves_no_agent(tmp_path: Path) -> None
     async def main() -> None:
         driver = ProcessDriver(tmp_path)
         await driver.create(Container("one", SandboxSpec(), labels=LABELS))
+        num_cancelled = 0
         for number in range(40):
             connecting = asyncio.create_task(driver.connect("one", SandboxSpec()))
             await asyncio.sleep(0.0005 * number)
             connecting.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await connecting
+            try:
+                await (await connecting).close()  # on a fast machine the last ones are there before they are called off
+            except asyncio.CancelledError:
+                num_cancelled += 1
             gc.collect()  # of one that nobody saw end, Python complains
+        assert num_cancelled > 5
         living = list_processes()
         assert [pid for pid in find_all(tmp_path) if living.get(pid, (0,))[0] == os.getpid()] == []
         num_files = len(os.listdir("/proc/self/fd"))

@@ -215,6 +215,7 @@ def test_an_agent_that_is_frozen_costs_its_calls_their_deadline_only(
 
 def test_closing_ends_calls_in_flight_and_leaves_nothing(tmp_path: Path) -> None:
     async def main() -> None:
+        gc.collect()
         before = len(os.listdir("/proc/self/fd"))
         guest = await open_agent(await start(tmp_path, *agent_command(sys.executable)))
         call = asyncio.create_task(run(guest, "sleep 600.22"))
