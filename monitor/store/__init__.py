@@ -1,0 +1,5 @@
+"""The run store, read: what one run folder holds, live and afterwards, without reading it all again each time."""
+
+from rollcage.monitor.store.reader import RunReader, find_runs
+
+__all__ = ["RunReader", "find_runs"]
