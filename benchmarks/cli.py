@@ -18,8 +18,8 @@ BENCHMARKS: dict[str, tuple[str, str, str]] = {
     "envs": ("rollcage.benchmarks.envs.speed", "main", "environment speed, side by side with public packages"),
     "alfworld": ("rollcage.benchmarks.envs.alfworld", "main", "ALFWorld's speed, side by side with alfworld's own"),
     "swe": ("rollcage.benchmarks.envs.swe", "main", "SWEMini's episodes beyond their tests' own time"),
-    "learning": ("rollcage.benchmarks.learning", "main", "a preset trained for several seeds: gain with its spread"),
-    "parity": ("rollcage.benchmarks.parity", "main", "what training on older samples costs, loss by loss"),
+    "learning": ("rollcage.benchmarks.learning.gain", "main", "a preset trained for several seeds: gain and spread"),
+    "study": ("rollcage.benchmarks.learning.paired", "main", "runs of the same seeds that differ in one thing"),
     "sandbox": ("rollcage.benchmarks.sandbox.speed", "main", "sandbox speed, side by side with public packages"),
     "endurance": (
         "rollcage.benchmarks.sandbox.endurance",

@@ -1,0 +1,1 @@
+"""Learning, measured: gains over seeds, and studies whose runs differ in one thing."""
