@@ -38,11 +38,11 @@ def format_report(
         f"# {study.title}",
         "",
         f"{study.question} `{command}`: `rollcage train {study.preset} {' '.join(arguments)}` with what each row "
-        "names, the same seeds for all. Success on held-out tasks, sampled as in training; points against the run of the "
-        "same seed that the row names, with the 95 % interval of the mean over seeds (Student's t). Collapsed: the mean of "
-        f"the last {SMOOTH} batches ends below {COLLAPSE:.0%} of its best. Seconds to equal success: until that mean "
-        f"reached {LEVEL:.0%} of where the run that it is compared with ended; median over seeds. Update: median "
-        "seconds in the learner. Memory: of the largest process.",
+        "names, the same seeds for all. Success on held-out tasks, sampled as in training; points against the run of "
+        "the same seed that the row names, with the 95 % interval of the mean over seeds (Student's t). Collapsed: the "
+        f"mean of the last {SMOOTH} batches ends below {COLLAPSE:.0%} of its best. Seconds to equal success: until "
+        f"that mean reached {LEVEL:.0%} of where the run that it is compared with ended; median over seeds. Update: "
+        "median seconds in the learner. Memory: of the largest process.",
         "",
         describe(),
         "",
