@@ -5,9 +5,14 @@ metrics.jsonl       a row of training statistics per update
 events.jsonl        what happened: failures, checkpoints, resumes
 timeline.jsonl      spans (who was busy when) and gauges over time, in seconds of the run's clock
 trajectories.jsonl  every episode
+annotations.jsonl   what the trainer made of the tokens of each sample
 evaluations.jsonl   every evaluation
+index/              made of the rows for fast reading (`rollcage.monitor.store`); safe to delete
 checkpoints/        see the trainer
 report/             see `rollcage.monitor.report`
+
+A stream that has grown large is continued in a new file, and what was written is compressed: STREAM-000001.jsonl.gz,
+STREAM-000002.jsonl.gz ... (`rollcage.monitor.store.segments`).
 """
 
 from __future__ import annotations
@@ -17,11 +22,15 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO
 
 from rollcage.errors import UserError
+from rollcage.monitor.store.housekeeping import Housekeeping
+from rollcage.monitor.store.limits import MIB, StoreConfig
+from rollcage.monitor.store.segments import START, Streams, close_segment, open_for_append
+from rollcage.monitor.store.summary import labelled, parse
 
-STREAMS = ("metrics", "events", "timeline", "trajectories", "evaluations")
+STREAMS = ("metrics", "events", "timeline", "trajectories", "annotations", "evaluations")
 
 
 class RunFolder:
@@ -29,26 +38,37 @@ class RunFolder:
 
     Args:
         path: the folder; made at the first write where missing.
+        limits: how large it may grow.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, limits: StoreConfig | None = None) -> None:
         self.path = Path(path)
-        self._files: dict[str, TextIO] = {}
+        self._limits = limits or StoreConfig()
+        self._files: dict[str, tuple[BinaryIO, int]] = {}
+        self._housekeeping = Housekeeping(self.path, self._limits)
         self._lock = threading.Lock()
         self._counters: dict[str, float] = {}
 
     def write(self, stream: str, row: Mapping[str, Any]) -> None:
         """Append one row to ``stream``."""
-        line = json.dumps({"time": round(time.time(), 3), **row}, default=float) + "\n"
+        line = (json.dumps({"time": round(time.time(), 3), **row}, default=_plain) + "\n").encode()
         with self._lock:
-            file = self._files.get(stream)
-            if file is None:
-                file = self._files[stream] = _open_for_append(self.path / f"{stream}.jsonl")
-            file.write(line)
+            if stream not in self._files:
+                file = open_for_append(self.path / f"{stream}.jsonl")
+                self._files[stream] = file, file.seek(0, 2)
+            file, size = self._files[stream]
+            _write_all(file, line)
+            size += len(line)
+            self._files[stream] = file, size
+            if size >= self._limits.segment_mib * MIB:
+                file.close()
+                del self._files[stream]
+                close_segment(self.path, stream)
+                self._housekeeping.segment_closed()
 
     def counter(self, name: str, value: float = 1.0, **labels: str) -> None:
         """See `Recorder`. Totals go into the next metrics row, as ``name{label=value}``."""
-        key = name + ("{" + ",".join(f"{k}={v}" for k, v in sorted(labels.items())) + "}" if labels else "")
+        key = labelled(name, labels)
         with self._lock:
             self._counters[key] = self._counters.get(key, 0.0) + value
 
@@ -79,29 +99,29 @@ class RunFolder:
         self.write("trajectories", record)
 
     def close(self) -> None:
-        """Close the files; idempotent (a later write opens them again)."""
+        """Close the files, and compress what is to be; idempotent (a later write opens them again)."""
         with self._lock:
-            for file in self._files.values():
+            for file, _ in self._files.values():
                 file.close()
             self._files.clear()
+        self._housekeeping.close()
 
 
-def _open_for_append(path: Path) -> TextIO:
-    """Open for appending whole lines; a half-written last line (the writer was killed) is cut off."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists():
-        with path.open("rb+") as raw:
-            data_end = raw.seek(0, 2)
-            if data_end:
-                raw.seek(max(0, data_end - 1_000_000))
-                tail = raw.read()
-                if not tail.endswith(b"\n"):
-                    raw.truncate(data_end - (len(tail) - (tail.rfind(b"\n") + 1)))
-    return path.open("a", encoding="utf-8", buffering=1)
+def _write_all(file: BinaryIO, line: bytes) -> None:
+    view = memoryview(line)
+    while view:  # one system call, but for lines beyond 2 GiB and signals
+        view = view[file.write(view) :]
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's numbers and arrays as Python's; anything else as its text."""
+    return value.tolist() if hasattr(value, "tolist") else repr(value)
 
 
 def read_rows(folder: str | Path, stream: str) -> list[dict[str, Any]]:
-    """Return the rows of a stream; an unfinished last line is left out, a missing stream is empty.
+    """Return the rows of a stream; an unfinished or damaged line is left out, a missing stream is empty.
+
+    The one primitive for whoever wants all rows of a finished run; `rollcage.monitor.store.RunReader` reads parts.
 
     Raises:
         UserError: ``folder`` is not a run folder.
@@ -109,14 +129,8 @@ def read_rows(folder: str | Path, stream: str) -> list[dict[str, Any]]:
     folder = Path(folder)
     if not (folder / "config.json").is_file():
         raise UserError(f"{folder}: not a run folder (no config.json); give the folder that `rollcage train` printed.")
-    path = folder / f"{stream}.jsonl"
-    if not path.is_file():
-        return []
-    rows = []
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        if line.endswith("\n"):
-            rows.append(json.loads(line))
-    return rows
+    rows = (parse(line) for _, line in Streams(folder).lines(stream, START))
+    return [row for row in rows if row is not None]
 
 
 def read_metrics(folder: str | Path) -> list[dict[str, Any]]:

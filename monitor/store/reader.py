@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import json
-import threading
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Collection, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,13 +14,16 @@ import numpy as np
 import numpy.typing as npt
 
 from rollcage.errors import UserError
-from rollcage.monitor.store.downsample import keep_extremes
+from rollcage.monitor.store.columns import POINT
+from rollcage.monitor.store.downsample import keep_extremes, merged
+from rollcage.monitor.store.index import Index
 from rollcage.monitor.store.secrets import masked
+from rollcage.monitor.store.segments import START, Place
+from rollcage.monitor.store.summary import BOOLEANS, SUMMARY, SUMMARY_COLUMNS, Row, parse, summarize
 
 Series = tuple[npt.NDArray[Any], npt.NDArray[np.float64]]
-Row = dict[str, Any]
 
-STREAMS = ("metrics", "events", "timeline", "trajectories", "evaluations", "annotations")
+FOLLOWED = ("metrics", "events", "timeline", "trajectories", "evaluations")
 SORTS = ("time", "return", "num_turns", "num_tokens", "duration_s", "start_version", "end_version", "task_id")
 
 
@@ -62,12 +66,17 @@ class RunReader:
             raise UserError(
                 f"{self.path}: not a run folder (no config.json); give the folder that `rollcage train` printed."
             )
-        self._lock = threading.RLock()
-        self._offsets = dict.fromkeys(STREAMS, 0)
-        self._rows: dict[str, list[Row]] = {name: [] for name in STREAMS}
+        self._index = Index(self.path)
 
     def close(self) -> None:
-        """Let go of the files; idempotent."""
+        """Let go of the files; idempotent, and the next call opens them again."""
+        self._index.close()
+
+    def __enter__(self) -> RunReader:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
     def config(self) -> Row:
         """Return ``{"command", "config"}``; what is called like a secret (token, key, password ...) is masked."""
@@ -82,32 +91,35 @@ class RunReader:
         nothing was written yet), ``train_s`` (spent), ``eta_s`` (left, by the last 20 updates; None where unknown),
         ``error`` (of a failed run, else None).
         """
-        with self._lock:
-            metrics, events = self._take_in("metrics"), self._take_in("events")
-            config = self.config()["config"]
-            last = metrics[-1] if metrics else {}
-            version, train_s = int(last.get("policy_version", 0)), float(last.get("time/elapsed_s", 0.0))
-            num_updates = int(config.get("num_updates", 0))
-            max_train_s = float(config.get("max_train_s") or float("inf"))
-            times = [row["time"] for row in (*events[:1], *events[-1:], *metrics[-1:]) if "time" in row]
-            word = next((row for row in reversed(events) if row["event"] in _STATES), {"event": ""})
-            complete = bool(metrics) and (version >= num_updates or train_s >= max_train_s)
-            state = _state(word["event"], self._is_held(), complete)
-            return {
-                "state": state,
-                "policy_version": version,
-                "num_updates": num_updates,
-                "started_at": min(times, default=None),
-                "updated_at": max(times, default=None),
-                "train_s": train_s,
-                "eta_s": _eta_s(metrics[-21:], num_updates, max_train_s) if state in ("running", "paused") else None,
-                "error": word.get("error") if state == "failed" else None,
-            }
+        config = self.config()["config"]
+        num_updates, max_train_s = int(config.get("num_updates", 0)), float(config.get("max_train_s") or "inf")
+        with self._index.reading() as tables:
+            elapsed, written = self._curve("metric", "time/elapsed_s"), self._curve("metric", "time")
+            first, last = tables.execute("SELECT min(time), max(time) FROM events").fetchone()
+            marks = ", ".join("?" * len(_WORDS))
+            word = tables.execute(
+                f"SELECT kind, segment, offset FROM events WHERE kind IN ({marks}) ORDER BY id DESC LIMIT 1", _WORDS
+            ).fetchone()
+        version, train_s = (int(elapsed["at"][-1]), float(elapsed["value"][-1])) if len(elapsed) else (0, 0.0)
+        times = [time for time in (first, last) if time is not None] + [float(time) for time in written["value"][-1:]]
+        complete = version > 0 and (version >= num_updates or train_s >= max_train_s)
+        state = _state(word[0] if word else "", self._is_held(), complete)
+        failure = self._row("events", word[1:]) if word and state == "failed" else None
+        return {
+            "state": state,
+            "policy_version": version,
+            "num_updates": num_updates,
+            "started_at": min(times, default=None),
+            "updated_at": max(times, default=None),
+            "train_s": train_s,
+            "eta_s": _eta_s(elapsed[-21:], num_updates, max_train_s) if state in ("running", "paused") else None,
+            "error": failure.get("error") if failure else None,
+        }
 
     def metric_names(self) -> list[str]:
         """Return the names of the training statistics, sorted; counters are ``counter/NAME{label=value,...}``."""
-        with self._lock:
-            return sorted({name for row in self._take_in("metrics") for name in _flat(row)})
+        with self._index.reading() as tables:
+            return [key for (key,) in tables.execute("SELECT key FROM series WHERE kind = 'metric' ORDER BY key")]
 
     def series(self, names: Sequence[str] | None = None, max_points: int = 2000) -> dict[str, Series]:
         """Return ``{name: (policy_versions [N], values [N])}`` of training statistics.
@@ -119,12 +131,12 @@ class RunReader:
             names: which; None is all. Unknown ones are empty.
             max_points: of each, at least 4.
         """
-        with self._lock:
-            rows = {row["policy_version"]: _flat(row) for row in self._take_in("metrics")}
+        with self._index.reading():
             result = {}
             for name in self.metric_names() if names is None else names:
-                points = [(version, rows[version][name]) for version in sorted(rows) if name in rows[version]]
-                result[name] = _downsampled(points, max_points, np.int64)
+                points = self._curve("metric", name)
+                kept = keep_extremes(points["value"], max_points)
+                result[name] = points["at"][kept].astype(np.int64), np.array(points["value"][kept])
             return result
 
     def events(
@@ -137,27 +149,32 @@ class RunReader:
             kinds: values of ``event``; None is all.
             newest_first: the order.
         """
-        with self._lock:
-            rows = [row for row in self._take_in("events") if kinds is None or row["event"] in kinds]
-        rows = rows[::-1] if newest_first else rows
-        return len(rows), rows[offset : offset + limit]
+        where, values = "", []
+        if kinds is not None:
+            where, values = f"WHERE kind IN ({', '.join('?' * len(kinds))})", list(kinds)
+        order = "DESC" if newest_first else "ASC"
+        with self._index.reading() as tables:
+            (total,) = tables.execute(f"SELECT count(*) FROM events {where}", values).fetchone()
+            places = tables.execute(
+                f"SELECT segment, offset FROM events {where} ORDER BY id {order} LIMIT ? OFFSET ?",
+                (*values, limit, offset),
+            ).fetchall()
+        rows = [self._row("events", place) for place in places]
+        return total, [row for row in rows if row is not None]
 
     def event_kinds(self) -> dict[str, int]:
         """Return how many events there are of each kind."""
-        with self._lock:
-            kinds: dict[str, int] = {}
-            for row in self._take_in("events"):
-                kinds[row["event"]] = kinds.get(row["event"], 0) + 1
-            return kinds
+        with self._index.reading() as tables:
+            return dict(tables.execute("SELECT kind, count(*) FROM events GROUP BY kind ORDER BY kind"))
 
     def time_range(self) -> tuple[float, float]:
         """Return (first, last) moment of the timeline, in seconds of the run's clock; (0, 0) where there is none."""
-        with self._lock:
-            rows = self._take_in("timeline")
-        starts = [row["start_s"] for row in rows if "span" in row]
-        ends = [row["end_s"] for row in rows if "span" in row]
-        points = [row["at_s"] for row in rows if row.get("at_s") is not None]
-        return min(starts + points, default=0.0), max(ends + points, default=0.0)
+        with self._index.reading():
+            spans = self._index.spans()
+            moments = [spans["start_s"].min(), spans["end_s"].max()] if len(spans) else []
+            for at_s, _ in self.gauges(max_points=4).values():
+                moments += [at_s[0], at_s[-1]]
+        return float(min(moments, default=0.0)), float(max(moments, default=0.0))
 
     def spans(
         self, start_s: float | None = None, end_s: float | None = None, max_spans: int = 5000
@@ -171,23 +188,15 @@ class RunReader:
             start_s, end_s: the window in seconds of the run's clock; None is open.
             max_spans: most of them.
         """
-        with self._lock:
-            rows = [
-                {
-                    "track": row["track"],
-                    "name": row["span"],
-                    "start_s": row["start_s"],
-                    "end_s": row["end_s"],
-                    "num": 1,
-                    "busy_s": row["end_s"] - row["start_s"],
-                }
-                for row in self._take_in("timeline")
-                if "span" in row
-                and (start_s is None or row["end_s"] >= start_s)
-                and (end_s is None or row["start_s"] <= end_s)
-            ]
-        rows.sort(key=lambda row: row["start_s"])
-        return len(rows), rows[:max_spans]
+        with self._index.reading() as tables:
+            spans = self._index.spans()
+            texts = dict(tables.execute("SELECT id, text FROM texts"))
+        if start_s is not None or end_s is not None:
+            low, high = -np.inf if start_s is None else start_s, np.inf if end_s is None else end_s
+            spans = spans[(spans["end_s"] >= low) & (spans["start_s"] <= high)]
+        return len(spans), [
+            {**span, "track": texts[span["track"]], "name": texts[span["name"]]} for span in merged(spans, max_spans)
+        ]
 
     def gauges(self, names: Sequence[str] | None = None, max_points: int = 2000) -> dict[str, Series]:
         """Return ``{NAME{label=value,...}: (at_s [N], values [N])}``, at seconds of the run's clock.
@@ -196,9 +205,12 @@ class RunReader:
             names: names with or without their labels; None is all.
             max_points: of each, at least 4.
         """
-        return {
-            key: _downsampled(points, max_points, np.float64) for key, points in self._points("gauge", names).items()
-        }
+        with self._index.reading():
+            result = {}
+            for key, points in self._curves("gauge", names):
+                kept = keep_extremes(points["value"], max_points)
+                result[key] = np.array(points["at"][kept]), np.array(points["value"][kept])
+            return result
 
     def histograms(self) -> dict[str, Row]:
         """Return ``{NAME{label=value,...}: {"bounds" [B], "counts" [B + 1], "count", "sum", "min", "max"}}``.
@@ -206,24 +218,23 @@ class RunReader:
         ``counts[i]`` observations were at most ``bounds[i]`` and above the bound before; the last were above all.
         """
         result = {}
-        for key, points in self._points("histogram", None).items():
-            values = np.array([value for _, value in points])
-            bounds = np.geomspace(0.001, 1000, 19)
-            counts = np.bincount(np.searchsorted(bounds, values), minlength=len(bounds) + 1)
-            result[key] = {
-                "bounds": bounds,
-                "counts": counts,
-                "count": len(values),
-                "sum": float(values.sum()),
-                "min": float(values.min()),
-                "max": float(values.max()),
-            }
+        with self._index.reading():
+            for key, points in self._curves("histogram", None):
+                values, bounds = points["value"], np.geomspace(0.001, 1000, 19)
+                result[key] = {
+                    "bounds": bounds,
+                    "counts": np.bincount(np.searchsorted(bounds, values), minlength=len(bounds) + 1),
+                    "count": len(values),
+                    "sum": float(values.sum()),
+                    "min": float(values.min()),
+                    "max": float(values.max()),
+                }
         return result
 
     def evaluations(self) -> list[Row]:
         """Return the evaluations, in order, as the run wrote them."""
-        with self._lock:
-            return list(self._take_in("evaluations"))
+        lines = self._index.streams.lines("evaluations", START)
+        return [row for row in (parse(line) for _, line in lines) if row is not None]
 
     def trajectories(
         self,
@@ -263,20 +274,34 @@ class RunReader:
         """
         if sort not in SORTS:
             raise UserError(f"trajectories cannot be sorted by {sort!r}; choose of {', '.join(SORTS)}.")
-        with self._lock:
-            found = [
-                summary
-                for record, summary in zip(self._take_in("trajectories"), self._summaries(), strict=True)
-                if (env_id is None or summary["env_id"] == env_id)
-                and (task_id is None or summary["task_id"] == task_id)
-                and (success is None or summary["success"] == success)
-                and _has_failure(summary["failure_kind"], failure)
-                and (min_version is None or summary["start_version"] >= min_version)
-                and (max_version is None or summary["start_version"] <= max_version)
-                and (not text or text.lower() in json.dumps(record, ensure_ascii=False).lower())
-            ]
-        found.sort(key=lambda summary: summary[sort], reverse=descending)
-        return len(found), found[offset : offset + limit]
+        conditions: list[tuple[str, Any]] = []
+        for condition, value in (
+            ("env_id = ?", env_id),
+            ("task_id = ?", task_id),
+            ("success = ?", success),
+            ("start_version >= ?", min_version),
+            ("start_version <= ?", max_version),
+        ):
+            if value is not None:
+                conditions.append((condition, value))
+        if failure in ("any", "none"):
+            conditions.append(("(failure_kind IS NULL) = ?", failure == "none"))
+        elif failure is not None:
+            conditions.append(("failure_kind = ?", failure))
+        if text:
+            conditions.append(("row IN (SELECT row FROM conversations WHERE instr(text, ?) > 0)", text.casefold()))
+        where = "WHERE " + " AND ".join(condition for condition, _ in conditions) if conditions else ""
+        values = [value for _, value in conditions]
+        order = "DESC" if descending else "ASC"
+        by = "row" if sort == "time" else f'"{sort}" {order}, row'
+        with self._index.reading() as tables:
+            (total,) = tables.execute(f"SELECT count(*) FROM trajectories {where}", values).fetchone()
+            rows = tables.execute(
+                f"SELECT segment, offset, {SUMMARY_COLUMNS} FROM trajectories {where} "
+                f"ORDER BY {by} {order} LIMIT ? OFFSET ?",
+                (*values, limit, offset),
+            ).fetchall()
+        return total, [_from_table(row) for row in rows]
 
     def trajectory(self, key: str) -> Row:
         """Return the whole record (see `rollcage.trainer.rollout.record`).
@@ -287,17 +312,18 @@ class RunReader:
         Raises:
             UserError: there is none with this key.
         """
-        with self._lock:
-            rows = self._take_in("trajectories")
-            try:
-                record = dict(rows[int(key.partition("-")[2])])
-            except (ValueError, IndexError):
-                raise UserError(f"{self.path}: there is no trajectory {key!r}.") from None
-            for row in self._take_in("annotations"):
-                if row.get("id") == record["id"] and row["time"] >= record["time"]:
-                    record["annotations"] = row
-                    break
-            return record
+        place = _KEY.fullmatch(key)
+        record = self._row("trajectories", (int(place[1]), int(place[2]))) if place else None
+        if record is None:
+            raise UserError(f"{self.path}: there is no trajectory {key!r} (any more).")
+        with self._index.reading() as tables:
+            annotations = tables.execute(
+                "SELECT segment, offset FROM annotations WHERE id = ? AND time >= ? ORDER BY rowid LIMIT 1",
+                (str(record.get("id", "")), record.get("time", 0.0)),
+            ).fetchone()
+        if annotations:
+            record["annotations"] = self._row("annotations", annotations)
+        return record
 
     def siblings(self, task_id: str, limit: int = 200) -> list[Row]:
         """Return the summaries of all attempts at a task, the oldest first."""
@@ -310,15 +336,19 @@ class RunReader:
             cursor: what the last call returned; None is now: no rows.
             max_rows: most of each stream; what is left comes with the next call.
         """
-        with self._lock:
-            streams = [name for name in STREAMS if name != "annotations"]
-            rows = {name: self._take_in(name) for name in streams}
-            rows["trajectories"] = self._summaries()
-            if cursor is None:
-                return {name: [] for name in streams}, json.dumps({name: len(rows[name]) for name in streams})
-            seen = json.loads(cursor)
-            new = {name: rows[name][seen.get(name, 0) :][:max_rows] for name in streams}
-            return new, json.dumps({name: seen.get(name, 0) + len(new[name]) for name in streams})
+        streams = self._index.streams
+        if cursor is None:
+            return {name: [] for name in FOLLOWED}, json.dumps({name: streams.end(name) for name in FOLLOWED})
+        places = _places(cursor)
+        found: dict[str, list[Row]] = {}
+        for stream in FOLLOWED:
+            rows = found[stream] = []
+            for place, line in islice(streams.lines(stream, places[stream]), max_rows):
+                row = parse(line)
+                if row is not None:
+                    rows.append({"key": _key(place), **summarize(row)} if stream == "trajectories" else row)
+                places[stream] = place[0], place[1] + len(line)
+        return found, json.dumps(places)
 
     def _is_held(self) -> bool | None:
         """Return whether a process has the run open; None where that cannot be said."""
@@ -331,38 +361,54 @@ class RunReader:
         except OSError:
             return None
 
-    def _take_in(self, stream: str) -> list[Row]:
-        rows = self._rows[stream]
-        try:
-            with (self.path / f"{stream}.jsonl").open("rb") as file:
-                file.seek(self._offsets[stream])
-                data = file.read()
-        except FileNotFoundError:
-            return rows
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offsets[stream] += len(whole)
-        rows += [json.loads(line) for line in whole.splitlines()]
-        return rows
+    def _row(self, stream: str, place: Place) -> Row | None:
+        line = self._index.streams.line(stream, place)
+        return None if line is None else parse(line)
 
-    def _summaries(self) -> list[Row]:
-        return [_summary(f"1-{index}", record) for index, record in enumerate(self._take_in("trajectories"))]
+    def _curve(self, kind: str, key: str) -> npt.NDArray[Any]:
+        """Return a curve's points; of those with the same policy version the newest, in order."""
+        with self._index.reading() as tables:
+            found = tables.execute("SELECT id, length FROM series WHERE kind = ? AND key = ?", (kind, key)).fetchone()
+            if found is None:
+                return np.empty(0, POINT)
+            points = self._index.column(*found)
+            if kind == "metric" and np.any(np.diff(points["at"]) <= 0):
+                _, newest = np.unique(points["at"][::-1], return_index=True)
+                points = points[len(points) - 1 - newest]
+            return points
 
-    def _points(self, kind: str, names: Sequence[str] | None) -> dict[str, list[tuple[float, float]]]:
-        points: dict[str, list[tuple[float, float]]] = {}
-        with self._lock:
-            for row in self._take_in("timeline"):
-                if kind in row:
-                    labels = ",".join(
-                        f"{k}={v}" for k, v in sorted(row.items()) if k not in ("time", kind, "value", "at_s")
-                    )
-                    key = row[kind] + (f"{{{labels}}}" if labels else "")
-                    if names is None or key in names or row[kind] in names:
-                        at_s = row.get("at_s")
-                        points.setdefault(key, []).append((row["time"] if at_s is None else at_s, row["value"]))
-        return points
+    def _curves(self, kind: str, names: Sequence[str] | None) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+        with self._index.reading() as tables:
+            found = tables.execute("SELECT key, name FROM series WHERE kind = ? ORDER BY key", (kind,)).fetchall()
+            for key, name in found:
+                if names is None or key in names or name in names:
+                    yield key, self._curve(kind, key)
 
 
-_STATES = {"start": "dead", "finished": "finished", "failed": "failed", "paused": "paused", "resumed": "dead"}
+_WORDS = ("start", "finished", "failed", "paused", "resumed")
+"""Events that say how a run stands."""
+
+_KEY = re.compile(r"(\d{1,12})-(\d{1,15})")
+
+
+def _key(place: Place) -> str:
+    return f"{place[0]}-{place[1]}"
+
+
+def _from_table(row: Sequence[Any]) -> Row:
+    summary = dict(zip(SUMMARY, row[2:], strict=True))
+    return {"key": _key((row[0], row[1])), **summary, **{name: bool(summary[name]) for name in BOOLEANS}}
+
+
+def _places(cursor: str) -> dict[str, Place]:
+    try:
+        places = json.loads(cursor)
+        found = {name: (int(places[name][0]), int(places[name][1])) for name in FOLLOWED}
+    except (ValueError, KeyError, TypeError, IndexError):
+        raise UserError(f"{cursor[:80]!r} is no cursor of `follow`.") from None
+    if any(segment < 1 or offset < 0 for segment, offset in found.values()):
+        raise UserError(f"{cursor[:80]!r} is no cursor of `follow`.")
+    return found
 
 
 def _state(
@@ -377,58 +423,11 @@ def _state(
     return "unknown" if held is None else "dead"
 
 
-def _eta_s(rows: list[Row], num_updates: int, max_train_s: float) -> float | None:
-    if len(rows) < 2:
+def _eta_s(elapsed: npt.NDArray[Any], num_updates: int, max_train_s: float) -> float | None:
+    if len(elapsed) < 2:
         return None
-    first, last = rows[0], rows[-1]
-    made = last["policy_version"] - first["policy_version"]
-    spent_s = last.get("time/elapsed_s", 0.0) - first.get("time/elapsed_s", 0.0)
+    made, spent_s = elapsed["at"][-1] - elapsed["at"][0], elapsed["value"][-1] - elapsed["value"][0]
     if made <= 0 or spent_s <= 0:
         return None
-    by_updates = (num_updates - last["policy_version"]) * spent_s / made
-    return float(max(0.0, min(by_updates, max_train_s - last["time/elapsed_s"])))
-
-
-def _flat(row: Row) -> dict[str, float]:
-    numbers = {
-        name: value for name, value in row.items() if isinstance(value, (int, float)) and name != "policy_version"
-    }
-    return numbers | {f"counter/{name}": value for name, value in row.get("counters", {}).items()}
-
-
-def _downsampled(points: list[tuple[float, float]], max_points: int, dtype: type) -> Series:
-    at, values = np.array([at for at, _ in points], dtype), np.array([value for _, value in points], np.float64)
-    kept = keep_extremes(values, max_points)
-    return at[kept], values[kept]
-
-
-def _has_failure(kind: str | None, wanted: str | None) -> bool:
-    if wanted is None:
-        return True
-    return kind is None if wanted == "none" else kind is not None if wanted == "any" else kind == wanted
-
-
-def _summary(key: str, record: Row) -> Row:
-    turns, failure = record.get("turns", ()), record.get("failure") or {}
-    return {
-        "key": key,
-        "id": record.get("id", ""),
-        "time": record.get("time", 0.0),
-        "env_id": record.get("env_id", ""),
-        "task_id": record.get("task_id", ""),
-        "policy": record.get("policy", ""),
-        "success": bool(record.get("success")),
-        "return": record.get("return", 0.0),
-        "failure_kind": failure.get("kind"),
-        "failure_reason": failure.get("reason"),
-        "start_version": record.get("start_version", 0),
-        "end_version": record.get("end_version", 0),
-        "start_s": record.get("start_s", 0.0),
-        "end_s": record.get("end_s", 0.0),
-        "duration_s": record.get("end_s", 0.0) - record.get("start_s", 0.0),
-        "num_turns": len(turns),
-        "num_tokens": sum(turn.get("end", 0) - turn.get("start", 0) for turn in turns),
-        "cut_by_length": any(turn.get("finish_reason") == "length" for turn in turns),
-        "has_tokens": bool(record.get("segments")),
-        "prompt": record.get("prompt", "")[:200],
-    }
+    by_updates = (num_updates - elapsed["at"][-1]) * spent_s / made
+    return float(max(0.0, min(by_updates, max_train_s - elapsed["value"][-1])))

@@ -1,0 +1,48 @@
+"""Append-only columns of numbers in plain files: fixed-size records, read through memory maps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+POINT = np.dtype([("at", "<f8"), ("value", "<f8")])
+"""A point of a curve: policy version or moment, and value."""
+
+SPAN = np.dtype([("start_s", "<f8"), ("end_s", "<f8"), ("track", "<u4"), ("name", "<u4")])
+"""A span: ``track`` and ``name`` are numbers of texts."""
+
+
+class Column:
+    """One file of records. Only the first ``length`` count: what a killed writer left behind them is written over.
+
+    Args:
+        path: of the file.
+        dtype: of a record.
+    """
+
+    def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
+        self._path, self._dtype = path, dtype
+
+    def append(self, length: int, records: list[tuple[Any, ...]]) -> int:
+        """Write behind the first ``length`` records; returns the new length."""
+        data = np.array(records, self._dtype)
+        with self._path.open("r+b" if self._path.exists() else "wb") as file:
+            file.seek(length * self._dtype.itemsize)
+            file.write(data.tobytes())
+        return length + len(records)
+
+    def read(self, length: int) -> npt.NDArray[Any]:
+        """Return the first ``length`` records, without loading them.
+
+        Raises:
+            OSError: there are not as many.
+        """
+        if not length:
+            return np.empty(0, self._dtype)
+        try:
+            return np.memmap(self._path, self._dtype, mode="r", shape=(length,))
+        except ValueError as error:
+            raise OSError(f"{self._path}: {error}") from None
