@@ -19,7 +19,7 @@ from rollcage.monitor.store.downsample import keep_extremes, merged
 from rollcage.monitor.store.index import Index
 from rollcage.monitor.store.secrets import masked
 from rollcage.monitor.store.segments import START, Place
-from rollcage.monitor.store.summary import BOOLEANS, SUMMARY, SUMMARY_COLUMNS, Row, parse, summarize
+from rollcage.monitor.store.summary import BOOLEANS, SUMMARY, SUMMARY_COLUMNS, Row, parse, storable, summarize
 
 Series = tuple[npt.NDArray[Any], npt.NDArray[np.float64]]
 
@@ -276,8 +276,8 @@ class RunReader:
             raise UserError(f"trajectories cannot be sorted by {sort!r}; choose of {', '.join(SORTS)}.")
         conditions: list[tuple[str, Any]] = []
         for condition, value in (
-            ("env_id = ?", env_id),
-            ("task_id = ?", task_id),
+            ("env_id = ?", None if env_id is None else storable(env_id)),
+            ("task_id = ?", None if task_id is None else storable(task_id)),
             ("success = ?", success),
             ("start_version >= ?", min_version),
             ("start_version <= ?", max_version),
@@ -289,7 +289,7 @@ class RunReader:
         elif failure is not None:
             conditions.append(("failure_kind = ?", failure))
         if text:
-            conditions.append(("row IN (SELECT row FROM conversations WHERE instr(text, ?) > 0)", text.casefold()))
+            conditions.append(("row IN (SELECT row FROM conversations WHERE instr(text, ?) > 0)", storable(text).casefold()))
         where = "WHERE " + " AND ".join(condition for condition, _ in conditions) if conditions else ""
         values = [value for _, value in conditions]
         order = "DESC" if descending else "ASC"

@@ -52,15 +52,15 @@ def summarize(record: Mapping[str, Any]) -> Row:
     turns, failure = record.get("turns") or (), record.get("failure") or {}
     start_s, end_s = record.get("start_s") or 0.0, record.get("end_s") or 0.0
     return {
-        "id": str(record.get("id", "")),
+        "id": storable(record.get("id", "")),
         "time": record.get("time") or 0.0,
-        "env_id": record.get("env_id", ""),
-        "task_id": record.get("task_id", ""),
-        "policy": record.get("policy", ""),
+        "env_id": storable(record.get("env_id", "")),
+        "task_id": storable(record.get("task_id", "")),
+        "policy": storable(record.get("policy", "")),
         "success": bool(record.get("success")),
         "return": float(record.get("return") or 0.0),
-        "failure_kind": failure.get("kind"),
-        "failure_reason": failure.get("reason"),
+        "failure_kind": storable(failure["kind"]) if failure.get("kind") is not None else None,
+        "failure_reason": storable(failure["reason"]) if failure.get("reason") is not None else None,
         "start_version": record.get("start_version") or 0,
         "end_version": record.get("end_version") or 0,
         "start_s": start_s,
@@ -70,8 +70,13 @@ def summarize(record: Mapping[str, Any]) -> Row:
         "num_tokens": sum(turn.get("end", 0) - turn.get("start", 0) for turn in turns),
         "cut_by_length": any(turn.get("finish_reason") == "length" for turn in turns),
         "has_tokens": bool(record.get("segments")),
-        "prompt": str(record.get("prompt", ""))[:200],
+        "prompt": storable(record.get("prompt", ""))[:200],
     }
+
+
+def storable(text: object) -> str:
+    """Return a text as a database takes it: half a surrogate pair, which a model can write, becomes "?"."""
+    return str(text).encode("utf-8", "replace").decode("utf-8")
 
 
 def searchable(record: Mapping[str, Any]) -> str:
@@ -86,7 +91,7 @@ def searchable(record: Mapping[str, Any]) -> str:
     text = "\n".join(parts)
     if len(text) > 2 * _TEXT_CHARACTERS:
         text = text[:_TEXT_CHARACTERS] + "\n" + text[-_TEXT_CHARACTERS:]
-    return text.encode("utf-8", "replace").decode("utf-8").casefold()
+    return storable(text).casefold()
 
 
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:
