@@ -289,7 +289,8 @@ class RunReader:
         elif failure is not None:
             conditions.append(("failure_kind = ?", failure))
         if text:
-            conditions.append(("row IN (SELECT row FROM conversations WHERE instr(text, ?) > 0)", storable(text).casefold()))
+            inside = "row IN (SELECT row FROM conversations WHERE instr(text, ?) > 0)"
+            conditions.append((inside, storable(text).casefold()))
         where = "WHERE " + " AND ".join(condition for condition, _ in conditions) if conditions else ""
         values = [value for _, value in conditions]
         order = "DESC" if descending else "ASC"
