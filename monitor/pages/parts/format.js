@@ -1,0 +1,51 @@
+// Numbers, times and sizes as people read them. What is not known is a dash.
+
+const DASH = "–";
+const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
+
+/** Three to four significant digits. */
+export function number(value) {
+  if (!isNumber(value)) return DASH;
+  const size = Math.abs(value);
+  if (value === 0) return "0";
+  if (size >= 1e15 || size < 1e-4) return value.toExponential(2);
+  if (Number.isInteger(value) && size < 1e6) return value.toLocaleString("en-US");
+  if (size >= 1e6) return `${trimmed(value / 1e6)} M`;
+  if (size >= 1e4) return Math.round(value).toLocaleString("en-US");
+  return trimmed(value);
+}
+
+const trimmed = (value) => String(Number(value.toPrecision(4)));
+
+/** A share of one as percent. */
+export function percent(value, digits = 1) {
+  return isNumber(value) ? `${(100 * value).toFixed(digits)} %` : DASH;
+}
+
+/** Seconds as "1 h 2 min". */
+export function duration(seconds) {
+  if (!isNumber(seconds)) return DASH;
+  if (seconds < 1) return `${Math.round(1000 * seconds)} ms`;
+  if (seconds < 60) return `${Number(seconds.toFixed(seconds < 10 ? 1 : 0))} s`;
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${Math.round(seconds % 60)} s`;
+  if (seconds < 172800) return `${Math.floor(seconds / 3600)} h ${Math.round((seconds % 3600) / 60)} min`;
+  return `${(seconds / 86400).toFixed(1)} days`;
+}
+
+/** Seconds since 1970 as local date and time. */
+export function moment(epoch) {
+  return isNumber(epoch) && epoch > 0 ? new Date(1000 * epoch).toLocaleString("sv-SE") : DASH;
+}
+
+/** How long ago. */
+export function ago(epoch) {
+  if (!isNumber(epoch) || epoch <= 0) return DASH;
+  const seconds = Math.max(0, Date.now() / 1000 - epoch);
+  return seconds < 2 ? "now" : `${duration(Math.round(seconds))} ago`;
+}
+
+/** Bytes in MiB or GiB. */
+export function bytes(value) {
+  if (!isNumber(value)) return DASH;
+  return value >= 2 ** 30 ? `${trimmed(value / 2 ** 30)} GiB` : `${trimmed(value / 2 ** 20)} MiB`;
+}

@@ -1,0 +1,88 @@
+// Training: every statistic that the run has, in charts that belong together.
+
+import { change } from "../parts/address.js";
+import { get, runPath } from "../parts/api.js";
+import { histogramChart } from "../parts/bars.js";
+import { lineChart } from "../parts/chart.js";
+import { fill, h } from "../parts/dom.js";
+import { duration } from "../parts/format.js";
+import { runHeader } from "../parts/run_header.js";
+import { note } from "../parts/table.js";
+
+// [group, chart, which names]: a name goes to the first that takes it.
+const CHARTS = [
+  ["Reward", "Reward", /^rollout\/reward/],
+  ["Reward", "Success", /^rollout\/success/],
+  ["Reward", "Groups with both good and bad samples", /mixed_groups/],
+  ["Policy", "Entropy (nats a token)", /entropy(?!.*coef)/],
+  ["Policy", "KL", /(^|[/_])kl([_/]|$)/],
+  ["Policy", "Importance ratio", /importance_ratio|ratio_(mean|max|min|std)/],
+  ["Policy", "Effective sample size (share)", /(^|\/)ess/],
+  ["Policy", "Clipped and capped (share of tokens)", /clip|capped|masked_frac|dropped/],
+  ["Off-policy", "Staleness (versions)", /staleness|drift/],
+  ["Off-policy", "Sampler against trainer: |log-probability gap|", /logprob_gap/],
+  ["Optimisation", "Gradient norm", /grad_norm/],
+  ["Optimisation", "Loss", /loss/],
+  ["Optimisation", "Learning rate", /\/lr/],
+  ["Critics", "Critics", /critic|value|explained|td_error|gae/],
+  ["Credit", "Credit", /credit|waad|fai|gamma|anchor|advantage/],
+  ["Episodes", "Sampled tokens an episode", /rollout\/sampled_tokens/],
+  ["Episodes", "Turns an episode", /rollout\/turns/],
+  ["Episodes", "Seconds an episode", /rollout\/episode_s/],
+  ["Episodes", "Cut by length (share)", /cut_by_length/],
+  ["Batch", "Samples and tokens a batch", /num_samples|num_tokens/],
+  ["Batch", "Rows left out", /num_rows/],
+  ["Time", "Seconds an update", /^time\/(wait|train|publish)_s|learner\/seconds/],
+];
+const NOT_HERE = /^(account|counter)\/|^time\/elapsed_s$|^time$/;
+const MAX_POINTS = 1000;
+
+/** Return [[group, chart, [names]]] of the charts that have something to show; what no rule takes has a chart of its own. */
+export function arranged(names) {
+  const charts = CHARTS.map(([group, title]) => [group, title, []]);
+  const others = [];
+  for (const name of names.filter((it) => !NOT_HERE.test(it))) {
+    const index = CHARTS.findIndex(([, , rule]) => rule.test(name));
+    if (index >= 0) charts[index][2].push(name);
+    else others.push(["Other", name, [name]]);
+  }
+  return [...charts.filter(([, , found]) => found.length), ...others];
+}
+
+export async function show({ root, params, run, signal }) {
+  const bySeconds = params.get("x") === "seconds";
+  const [header, { names }] = await Promise.all([runHeader("Training", run, signal), get(runPath(run, "/metric_names"), {}, signal)]);
+  const layout = arranged(names);
+  const wanted = layout.flatMap(([, , found]) => found);
+  const charts = layout.map(([group, title, found]) => [group, found, lineChart(title, [], bySeconds ? { formatX: duration } : {})]);
+  const spread = h("div", { class: "charts" });
+  const body = h("div", {});
+  root.append(header, h("div", { class: "row" },
+    h("label", {}, "Over ", h("select", { id: "x", value: bySeconds ? "seconds" : "", onchange: (event) => change({ x: event.target.value }) },
+      h("option", { value: "" }, "updates"), h("option", { value: "seconds" }, "seconds of training")))), body);
+  const refresh = async () => {
+    const [answer, { histograms }] = await Promise.all([
+      wanted.length ? get(runPath(run, "/series"), { names: bySeconds ? [...wanted, "time/elapsed_s"] : wanted, max_points: MAX_POINTS }, signal) : { series: {} },
+      get(runPath(run, "/histograms"), {}, signal), header.refresh()]);
+    const { series } = answer;
+    const seconds = new Map(series["time/elapsed_s"]?.policy_version.map((version, index) => [version, series["time/elapsed_s"].value[index]]));
+    for (const [, found, chart] of charts)
+      chart.update(found.map((name) => line(name, series[name], bySeconds ? seconds : null)).filter((it) => it.x.length));
+    fill(spread, Object.entries(histograms).filter(([name]) => /staleness|drift|reward|length|token|logprob/.test(name)).map(([name, data]) => histogramChart(name.replaceAll("_", " "), data)));
+  };
+  if (!wanted.length) body.append(note("The run has not finished its first update; the curves begin with it. Meanwhile, Pipeline shows what it does."));
+  for (const group of new Set(charts.map(([name]) => name)))
+    body.append(h("section", { "aria-label": group }, h("h2", {}, group), h("div", { class: "charts" }, charts.filter(([name]) => name === group).map(([, , chart]) => chart)),
+      group === "Off-policy" ? spread : null));
+  await refresh();
+  return refresh;
+}
+
+function line(name, data, seconds) {
+  const short = name.replace(/^(rollout|learner|time)\//, "");
+  if (!data) return { name: short, x: [], y: [] };
+  if (!seconds) return { name: short, x: data.policy_version, y: data.value };
+  const known = data.policy_version.map((version, index) => [seconds.get(version), data.value[index]]).filter(([at]) => at !== undefined && at !== null);
+  return { name: short, x: known.map(([at]) => at), y: known.map(([, value]) => value) };
+}
+
