@@ -27,6 +27,7 @@ from rollcage.trainer.models import load_tokenizer
 from rollcage.trainer.progress import ProgressLine
 from rollcage.trainer.rollout.collector import GREEDY
 from rollcage.trainer.rollout.conversation import ChatFormat
+from rollcage.trainer.rollout.episode import declared_s
 from rollcage.trainer.rollout.policy_agent import PolicyAgent
 from rollcage.trainer.rollout.record import trajectory_to_json
 from rollcage.trainer.rollout.router import Router
@@ -52,6 +53,7 @@ class Run:
         inner = make(self._env.env_id, **self._env.kwargs).unwrapped
         if not isinstance(inner, TextEnv):
             raise UserError(f"{config.env.id}: it has no task set to train on: derive it from rollcage.envs.TextEnv.")
+        self._rollout = config.rollout.allowing(declared_s(inner.metadata))
         self._order = TaskOrder(inner.tasks, config.env.split, config.seed)
         self._chat = ChatFormat(load_tokenizer(config.model_path), system=config.env.system, tools=inner.tools)
         self._evaluations = self._plan_evaluations() if config.eval.num_tasks else {}
@@ -155,7 +157,7 @@ class Run:
 
         try:
             await train(
-                config.rollout,
+                self._rollout,
                 parts,
                 progress,
                 self._recorder,

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from rollcage.envs.core import TextEnv, Turn
+from rollcage.envs.core import Turn
 from rollcage.envs.swe.exploits import EXPLOITS
-from rollcage.envs.swe.grading import Harness, NotJudged, NotStarted, TestsLost, Verdict, judge
-from rollcage.envs.swe.lab import Lease
+from rollcage.envs.swe.grading import Harness, NotJudged, Verdict, judge, judge_again
 from rollcage.envs.swe.patches import TAKE, whole
+from rollcage.envs.swe.sandboxed import SandboxedEnv
 from rollcage.envs.tasks import Task, TaskSet
 from rollcage.envs.tools import (
     BASH,
@@ -41,9 +40,6 @@ _GOLD = "/tmp/gold.patch"
 _RESTARTS = ("fail", "restore")
 _MAX_RESTARTS = 3
 
-_checked: set[tuple[tuple[str, ...], str]] = set()
-"""Endpoints and images with which a sandbox of this process has come up."""
-
 
 class Work(NamedTuple):
     """Where an episode stands.
@@ -59,7 +55,7 @@ class Work(NamedTuple):
     num_restarts: int = 0
 
 
-class SWEEnv(TextEnv):
+class SWEEnv(SandboxedEnv):
     """An issue to resolve in a repository; see `rollcage.envs.swe.env.SWEMiniEnv` for what users are told.
 
     The agent's sandbox is made at the first tool call of an episode. It is no part of `snapshot` and of pickles: these
@@ -73,13 +69,9 @@ class SWEEnv(TextEnv):
         settings: of `TextEnv`.
     """
 
-    metadata: dict[str, Any] = {**TextEnv.metadata, "step_s": 60.0, "own_sandboxes": True}  # noqa: RUF012
+    metadata: dict[str, Any] = {**SandboxedEnv.metadata, "step_s": 60.0}  # noqa: RUF012
     tools: ClassVar[tuple[Tool, ...]] = (BASH, PYTHON, VIEW, EDIT, SUBMIT)
     state: Work
-    _unshared: ClassVar[tuple[str, ...]] = ("_lease", "_box")
-    """What belongs to this process, and is no part of a pickle."""
-    _start_timeout_s: ClassVar[float] = 120.0
-    """For a sandbox to come up, the wait for a place included."""
 
     def __init__(
         self,
@@ -102,17 +94,14 @@ class SWEEnv(TextEnv):
         if restart not in _RESTARTS:
             hint = did_you_mean(str(restart), _RESTARTS)
             raise UserError(f"unknown restart policy {restart!r} (known: {', '.join(_RESTARTS)}).{hint}")
-        super().__init__(tasks, **settings)
+        super().__init__(tasks, spec, endpoints=endpoints, **settings)
         self.state = Work()
         self.restart = restart
         self.command_timeout_s, self.test_timeout_s = float(command_timeout_s), float(test_timeout_s)
         self.max_output_chars = max_output_chars
         self.verdict: Verdict | None = None
         """Of the last episode that was handed in: the tests one by one, and what they printed."""
-        self._harness, self._spec = harness, spec
-        self._endpoints = (endpoints,) if isinstance(endpoints, str) else tuple(endpoints)
-        self._lease: Lease | None = None
-        self._box: SyncSandbox | None = None
+        self._harness = harness
         self._start = ""
 
     def begin(self, task: Task) -> str:
@@ -228,16 +217,9 @@ class SWEEnv(TextEnv):
         self._drop_box()
         super().restore(snapshot)
 
-    def close(self) -> None:
-        """End the sandboxes; idempotent."""
-        self._box = None
-        lease, self._lease = self._lease, None
-        if lease is not None:
-            lease.close()
-
     def __getstate__(self) -> dict[str, Any]:
         self._checkpoint()
-        return {**self.__dict__, **dict.fromkeys(self._unshared)}
+        return super().__getstate__()
 
     def _checkpoint(self) -> None:
         if self._box is not None:
@@ -251,37 +233,15 @@ class SWEEnv(TextEnv):
     def _hand_in(self) -> Turn:
         patch = self.patch()
         self._drop_box()
-        try:
-            verdict = self._judge(patch)
-        except TestsLost:
-            try:
-                verdict = self._judge(patch)
-            except TestsLost as error:  # twice, in fresh sandboxes, is the patch's doing
-                verdict = Verdict("unresolved", log=str(error))
-        except NotStarted as error:
-            if not patch.strip() or not self._starts():
-                raise
-            verdict = Verdict("unresolved", log=str(error))
-        self.verdict = verdict
+        self.verdict = verdict = judge_again(self._judge, patch)
         text = {"resolved": "Resolved.", "unresolved": "Not resolved: tests fail."}.get(
             verdict.status, "Not resolved: the patch could not be applied."
         )
         return Turn(text, float(verdict.resolved), True, verdict.resolved, self._own_info(verdict.status, verdict))
 
     def _judge(self, patch: bytes) -> Verdict:
-        box = self._create()
-        try:
+        with self._for_now() as box:
             return judge(self._harness, box, self.task.data, patch, timeout_s=self.test_timeout_s)
-        finally:
-            self._leased().delete(box)
-
-    def _starts(self) -> bool:
-        """Return whether the tests start where nothing was changed."""
-        try:
-            self._judge(b"")
-        except NotJudged:
-            return False
-        return True
 
     def _open_box(self) -> SyncSandbox:
         if self._box is None:
@@ -297,32 +257,6 @@ class SWEEnv(TextEnv):
                 raise
             self._box = box
         return self._box
-
-    def _drop_box(self) -> None:
-        box, self._box = self._box, None
-        if box is not None:
-            self._leased().delete(box)
-
-    def _create(self) -> SyncSandbox:
-        return self._leased().create(self._spec, deadline_s=self._start_timeout_s)
-
-    def _leased(self) -> Lease:
-        if self._lease is None:
-            self._lease = Lease(self._endpoints)
-        return self._lease
-
-    def _ready(self, task: Task) -> None:
-        """Make sure, once in a process, that sandboxes come up: what is missing is told before an episode begins."""
-        key = self._endpoints, self._image_family()
-        if key not in _checked:
-            self._leased().delete(
-                self._leased().create(replace(self._spec, labels={}), deadline_s=self._start_timeout_s)
-            )
-            _checked.add(key)
-
-    def _image_family(self) -> str:
-        """Return a name for the images of which one that comes up shows that all do."""
-        return self._spec.image
 
     def _own_info(
         self, status: str, verdict: Verdict | None = None, error: RollcageError | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from importlib import resources
 from typing import Any, NamedTuple, Protocol
@@ -148,3 +148,35 @@ def _last_line(result: ExecResult) -> str:
 @lru_cache(maxsize=1)
 def _runner() -> str:
     return resources.files(__package__).joinpath("runner.py").read_text(encoding="utf-8")
+
+
+def judge_again(judge_once: Callable[[bytes], Verdict], patch: bytes) -> Verdict:
+    """Judge a patch; where its tests do not start or are lost, find out by another try whose doing that is.
+
+    Args:
+        judge_once: judges one patch, each time in a fresh sandbox; b"" is the repository as it was.
+        patch: what is judged.
+
+    Raises:
+        NotJudged: it is not the patch's doing.
+    """
+    try:
+        return judge_once(patch)
+    except TestsLost:
+        try:
+            return judge_once(patch)
+        except TestsLost as error:  # twice, in fresh sandboxes, is the patch's doing
+            return Verdict("unresolved", log=str(error))
+    except NotStarted as error:
+        if not patch.strip() or not _starts(judge_once):
+            raise
+        return Verdict("unresolved", log=str(error))
+
+
+def _starts(judge_once: Callable[[bytes], Verdict]) -> bool:
+    """Whether the tests start where nothing was changed."""
+    try:
+        judge_once(b"")
+    except NotJudged:
+        return False
+    return True

@@ -14,6 +14,7 @@ import gymnasium
 import pytest
 from tests.envs.placements.conftest import base_image, docker_endpoint, env_image, manager_id
 from tests.envs.swe.conftest import close_labs
+from tests.sandbox.docker_client import Daemon
 
 sys.path.insert(0, str(Path(__file__).parent / "zoo"))
 import placement_zoo  # noqa: F401  (registers zoo/Moody-v0)
@@ -22,25 +23,10 @@ from rollcage.envs.placements.frames import plain
 from rollcage.envs.tools import write_call
 from rollcage.envs.vector import TextVectorEnv
 from rollcage.errors import UserError
-from rollcage.sandbox.drivers.base import LABEL_MANAGER
 
 __all__ = ["base_image", "docker_endpoint", "env_image", "manager_id"]
 
 STEPS = (("ada", "bell"), ("<answer>1+1</answer>", "right"), ("", "\ud800\x00"), ("x", "y"), ("ada", "bell"))
-
-
-class Daemon:
-    """The daemon as its own client sees it, and the label of what the test makes there."""
-
-    def __init__(self, endpoint: str, manager: str) -> None:
-        self.endpoint, self.manager = endpoint, manager
-
-    def __call__(self, *arguments: str) -> list[str]:
-        command = ("docker", "-H", self.endpoint, *arguments)
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.split()
-
-    def containers(self) -> list[str]:
-        return self("ps", "-aq", "--filter", f"label={LABEL_MANAGER}={self.manager}")
 
 
 @pytest.fixture

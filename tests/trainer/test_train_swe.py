@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,14 +13,16 @@ from pathlib import Path
 
 import pytest
 from tests.envs.swe.conftest import base_image, docker, docker_endpoint, manager_id
-from tests.trainer.disturbed_run import check_run
+from tests.sandbox.docker_client import Daemon
+from tests.trainer.disturbed_run import check_columns, check_run
 from tests.trainer.disturbed_run import train as train_disturbed
 
 from rollcage.envs import TextEnv, make
 from rollcage.envs.placements import EnvConfig, make_placement
 from rollcage.envs.tools import write_call
+from rollcage.monitor.run_folder import read_metrics, read_rows
 from rollcage.recorder import NullRecorder
-from rollcage.sandbox.drivers.base import LABEL_MANAGER
+from rollcage.trainer.checkpoints import newest_checkpoint, read_state
 from rollcage.trainer.engines.scripted import ScriptedEngine
 from rollcage.trainer.learner.batch import Batch
 from rollcage.trainer.learner.scripted import ScriptedLearner
@@ -27,6 +30,7 @@ from rollcage.trainer.loop import Parts, Progress, train
 from rollcage.trainer.models import load_tokenizer
 from rollcage.trainer.policies import small_policy_path
 from rollcage.trainer.presets import PRESETS
+from rollcage.trainer.rollout.account import Account
 from rollcage.trainer.rollout.config import RolloutConfig
 from rollcage.trainer.rollout.conversation import ChatFormat
 from rollcage.trainer.rollout.policy_agent import PolicyAgent
@@ -38,27 +42,6 @@ __all__ = ["base_image", "docker", "docker_endpoint", "manager_id"]
 
 NUM_UPDATES, NUM_GROUPS, GROUP_SIZE = 3, 2, 3
 ENV = EnvConfig("rollcage/SWEMini-v0", {"split": "train", "max_turns": 4})
-
-
-class Daemon:
-    """The daemon as its own client sees it, and the label of what the test makes there."""
-
-    def __init__(self, endpoint: str, manager: str) -> None:
-        self.endpoint, self.manager = endpoint, manager
-
-    def __call__(self, *arguments: str) -> list[str]:
-        command = ("docker", "-H", self.endpoint, *arguments)
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.split()
-
-    def containers(self) -> list[str]:
-        return self("ps", "-aq", "--filter", f"label={LABEL_MANAGER}={self.manager}")
-
-    def wait_empty(self, timeout_s: float = 30.0) -> None:
-        """Episodes that the run's end cut short end their turn and then their sandboxes, in threads of their own."""
-        ends_at = time.monotonic() + timeout_s
-        while self.containers():
-            assert time.monotonic() < ends_at, "sandboxes outlive their run"
-            time.sleep(0.2)
 
 
 @pytest.fixture
@@ -196,6 +179,60 @@ def test_with_restore_the_killed_sandboxs_episode_goes_on_with_its_work(daemon: 
         len(seen.trajectories) - 1
     )
     daemon.wait_empty()
+
+
+def test_after_kill_9_the_run_goes_on_in_new_sandboxes_and_the_lost_ones_are_counted_and_gone(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    folder, log = tmp_path / "run", tmp_path / "log"
+    options = "--model small --num-updates 3 --checkpoint-every 1 --sampling.max-new-tokens 4096"
+    options += " --rollout.num-groups 1 --rollout.group-size 2 --rollout.num-slots 4"
+
+    def start(*arguments: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, str(Path(__file__).with_name("scripted_train.py")), "train", *arguments]
+        with log.open("ab") as file:
+            return subprocess.Popen(command, stdout=file, stderr=file)
+
+    process = start("swemini-smollm2", *options.split(), "--out", str(folder))
+    ends_at = time.monotonic() + 60.0
+    while newest_checkpoint(folder) is None or not daemon.containers():
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < ends_at, log.read_text()
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    left = set(daemon.containers())
+    assert left, "a kill leaves sandboxes to nobody"
+    checkpoint = newest_checkpoint(folder)
+    assert checkpoint is not None
+    state = read_state(checkpoint)
+    assert 1 <= state["policy_version"] < 3
+    num_lost = Account.from_json(state["account"]).open
+    assert num_lost > 0
+
+    process = start("--resume", str(folder))
+    assert process.wait(60) == 0, log.read_text()
+    assert daemon.containers() == []
+    metrics = read_metrics(folder)
+    check_columns(metrics, num_updates=3)
+    assert metrics[-1]["account/cancelled"] == num_lost
+    assert metrics[-1]["account/trained"] == 3 * 2
+    assert metrics[-1]["account/failed"] == metrics[-1]["account/filtered"] == metrics[-1]["account/stale"] == 0
+    assert {row["rollout/reward"] for row in metrics} == {0.5}, "one of two hands in the patch"
+
+    env = make(ENV.env_id).unwrapped
+    assert isinstance(env, TextEnv)
+    order = TaskOrder(env.tasks, "train", seed=0)
+    [resumed_at] = [row["time"] for row in read_rows(folder, "events") if row.get("resumed_from")]
+    again = set()
+    for episode in read_rows(folder, "trajectories"):
+        group = int(episode["id"].split(".")[0])
+        assert episode["task_id"] == order.task_id(group)
+        if episode["time"] > resumed_at:
+            again.add(group)
+    assert again >= set(state["restart"]), "what had begun and was not trained on begins again"
+    new = sorted(again - set(state["restart"]))
+    assert new == list(range(state["next_group"], state["next_group"] + len(new))), "then the order goes on"
 
 
 @pytest.mark.timeout(600)

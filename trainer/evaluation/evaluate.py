@@ -8,7 +8,7 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from rollcage.trainer.agents.policies import SOLVERS, Policy
 from rollcage.trainer.evaluation.statistics import clustered_ci95, pass_at_k
 from rollcage.trainer.evaluation.store import EpisodeStore
 from rollcage.trainer.progress import ProgressLine
-from rollcage.trainer.rollout.episode import Deadlines, run_episode
+from rollcage.trainer.rollout.episode import Deadlines, declared_s, run_episode
 from rollcage.trainer.rollout.record import trajectory_to_json
 from rollcage.trainer.rollout.seeding import key_seed
 from rollcage.trainer.types import Failure, Trajectory
@@ -100,7 +100,7 @@ def plan(
         found: dict[str, Any] = {
             "placement": str(inner.metadata.get("placement", "inline")),
             "tools": tuple(inner.tools),
-            "env_s": max(float(inner.metadata.get(key, 0.0)) for key in ("reset_s", "step_s")),
+            "env_s": declared_s(inner.metadata),
             "quarantined": {
                 task_id: reason
                 for task_id, reason in getattr(inner.tasks, "quarantined", {}).items()
@@ -282,7 +282,7 @@ async def _play(
 ) -> Trajectory:
     task_id = evaluation.task_ids[index]
     seed = key_seed(evaluation.seed, task_id, attempt)
-    deadlines = replace(deadlines, env_s=max(deadlines.env_s, evaluation.env_s))
+    deadlines = deadlines.allowing(evaluation.env_s)
     try:
         handle = await placement.acquire(deadline_s=deadlines.env_s)
     except PlacementError as error:

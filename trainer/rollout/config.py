@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from rollcage.trainer.rollout.episode import Deadlines
@@ -52,11 +52,11 @@ class RolloutConfig:
     ones, each token carries its version; abort: they start again from their prompt; wait: publishing waits for them,
     and new ones wait for it."""
     env_deadline_s: float = 60.0
-    """Seconds for one reset or step of an environment."""
+    """Seconds for one reset or step of an environment; more where it declares more (metadata reset_s, step_s)."""
     turn_deadline_s: float = 300.0
     """Seconds for one message of the policy; waiting for the engine, and what an abort threw away, included."""
     episode_deadline_s: float = 900.0
-    """Seconds for one episode."""
+    """Seconds for one episode; longer by one reset and one step where the environment declares slower ones."""
     step_deadline_s: float = 0.0
     """Seconds that an update waits for its batch; 0 for no limit. Then it takes what there is: complete groups, and
     where those are too few, groups with two scored rollouts or more, the others of which are cancelled. It never trains
@@ -71,6 +71,11 @@ class RolloutConfig:
     def num_members(self) -> int:
         """Rollouts that start for each task."""
         return self.group_size + self.extra_members + self.greedy_baseline
+
+    def allowing(self, env_s: float) -> RolloutConfig:
+        """Return this with the deadlines that an environment needs which declares ``env_s``; see `Deadlines`."""
+        deadlines = self.deadlines.allowing(env_s)
+        return replace(self, env_deadline_s=deadlines.env_s, episode_deadline_s=deadlines.episode_s)
 
     def faults(self) -> Iterable[str]:
         """Yield what cannot be meant, one clause each; field names without a prefix."""

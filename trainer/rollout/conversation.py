@@ -14,6 +14,8 @@ from rollcage.errors import UserError
 from rollcage.trainer.types import Generation, Segment
 
 _STAND_IN = "stand-in-for-the-reply-5d41402a"
+_HARMONY_CALL, _HARMONY_END = "<|call|>", "<|end|>"
+"""In Harmony (of gpt-oss) a call ends what the policy says, and the template closes with another token."""
 
 
 class ChatFormat:
@@ -21,7 +23,7 @@ class ChatFormat:
 
     Args:
         tokenizer: a transformers tokenizer with a chat template.
-        stop_ids: further ids that end a message, beside the tokenizer's own end-of-sequence id.
+        stop_ids: further ids that end a message, beside the tokenizer's own end-of-sequence id and Harmony's <|call|>.
         system: system message put before every conversation; "" for none.
         tools: declared tools (JSON schemas), passed to the template.
 
@@ -42,13 +44,19 @@ class ChatFormat:
         if tokenizer.eos_token_id is None:
             raise UserError("the tokenizer has no end-of-sequence token, so no message could ever end; set eos_token.")
         self._tokenizer, self._system, self._tools = tokenizer, system, list(tools) or None
-        self.stop_ids = frozenset({int(tokenizer.eos_token_id), *stop_ids})
+        added: Mapping[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
+        calls = {int(added[_HARMONY_CALL])} if _HARMONY_CALL in added else set()
+        self._closing_ids = {int(added[_HARMONY_END])} if calls and _HARMONY_END in added else set()
+        self.stop_ids = frozenset({int(tokenizer.eos_token_id), *stop_ids, *calls})
+        named = (getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "eos", "pad", "unk"))
+        self._unsaid = self.stop_ids | {token_id for token_id in named if token_id is not None}
         self._first = lru_cache(maxsize=256)(self._encode_first)
         self._next = lru_cache(maxsize=256)(self._encode_next)
         asked = self._render([{"role": "user", "content": "question"}])
-        self.continuable = self._before_reply("question", "more") == asked
+        self.continuable = self._answered("question", "more")[0].startswith(asked)
         """Whether a conversation can be continued token by token: the template renders a question alike before and
-        after it was answered. Where not (some templates hide earlier reasoning), every turn starts a new segment."""
+        after it was answered, but for what the policy writes itself (Harmony's channel). Where not (some templates hide
+        earlier reasoning), every turn starts a new segment."""
 
     def _render(self, messages: Sequence[Mapping[str, str]]) -> str:
         system = [{"role": "system", "content": self._system}] if self._system else []
@@ -68,17 +76,19 @@ class ChatFormat:
         before, _, after = rendered.partition(_STAND_IN)
         return before, after
 
-    def _before_reply(self, question: str, observation: str) -> str:
-        return self._answered(question, observation)[0]
-
     def encode(self, text: str) -> list[int]:
         """Encode text that already holds its special tokens; what no UTF-8 can hold becomes ``?``."""
         clean = text.encode("utf-8", "replace").decode("utf-8")
         return list(self._tokenizer.encode(clean, add_special_tokens=False))
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Decode sampled ids as the environment shall read them: without the stop id and other special tokens."""
-        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
+        """Decode sampled ids as the environment shall read them.
+
+        What ends or fills up a message is left out, wherever it stands. Other special tokens stay: chat formats mark
+        tool calls with them, and without its marks a call is plain text.
+        """
+        said = [token_id for token_id in token_ids if token_id not in self._unsaid]
+        return str(self._tokenizer.decode(said, skip_special_tokens=False))
 
     def _encode_first(self, observation: str) -> list[int]:
         return self.encode(self._render([{"role": "user", "content": observation}]))
@@ -93,7 +103,8 @@ class ChatFormat:
     def next(self, observation: str, last_id: int) -> list[int]:
         """Return the ids that follow a sampled message whose last id is ``last_id``, up to where the policy speaks."""
         ids = self._next(observation)
-        return ids[1:] if last_id in self.stop_ids and ids[:1] == [last_id] else ids
+        is_closed = last_id in self.stop_ids and bool(ids) and (ids[0] == last_id or ids[0] in self._closing_ids)
+        return ids[1:] if is_closed else ids
 
     def whole(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Return the ids of a whole conversation, rendered anew."""

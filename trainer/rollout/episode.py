@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from rollcage.envs.placements.base import EnvHandle, PlacementError
@@ -28,6 +29,19 @@ class Deadlines:
     env_s: float = 60.0
     turn_s: float = 120.0
     episode_s: float = 600.0
+
+    def allowing(self, env_s: float) -> Deadlines:
+        """Return these, but at least ``env_s`` for the environment, and an episode longer by one such reset and step.
+
+        ``env_s`` is what an environment declares; see `declared_s`.
+        """
+        more_s = max(0.0, env_s - self.env_s)
+        return replace(self, env_s=self.env_s + more_s, episode_s=self.episode_s + 2 * more_s)
+
+
+def declared_s(metadata: Mapping[str, Any]) -> float:
+    """Return the seconds that one reset or step may take by an environment's metadata ("reset_s", "step_s"); else 0."""
+    return max(float(metadata.get(key, 0.0)) for key in ("reset_s", "step_s"))
 
 
 @dataclass(frozen=True, slots=True)

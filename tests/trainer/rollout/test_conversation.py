@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
+from rollcage.envs.tools import BASH, ToolCall, parse_calls
 from rollcage.errors import UserError
 from rollcage.trainer.policies import small_policy_path
+from rollcage.trainer.policies.tokenizer import build_tokenizer
 from rollcage.trainer.rollout.conversation import ChatFormat, Conversation
 from rollcage.trainer.types import Generation
 
@@ -114,3 +116,80 @@ def test_a_tokenizer_without_template_or_end_is_refused() -> None:
 
     with pytest.raises(UserError, match="chat template"):
         ChatFormat(Bare())
+
+
+HARMONY = (
+    "<|channel|>analysis<|message|>Where am I?<|end|><|start|>assistant<|channel|>commentary to=functions.bash "
+    '<|constrain|>json<|message|>{"command": "pwd"}'
+)
+HARMONY_TEMPLATE = (
+    "{%- for m in messages -%}{%- if m['role'] == 'assistant' -%}"
+    "{{- '<|start|>assistant<|channel|>final<|message|>' + m['content'] -}}"
+    "{{- '<|return|>' if loop.last else '<|end|>' -}}"
+    "{%- else -%}{{- '<|start|>' + m['role'] + '<|message|>' + m['content'] + '<|end|>' -}}{%- endif -%}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|start|>assistant' -}}{%- endif -%}"
+)
+CALLS = {
+    "harmony": HARMONY,
+    "hermes": '<tool_call>{"name": "bash", "arguments": {"command": "pwd"}}</tool_call>',
+    "mistral": '[TOOL_CALLS][{"name": "bash", "arguments": {"command": "pwd"}}]',
+    "llama": '<|python_tag|>{"name": "bash", "parameters": {"command": "pwd"}}',
+}
+MARKS = ["start", "end", "message", "channel", "constrain", "call", "return", "python_tag"]
+
+
+@pytest.fixture(scope="module")
+def marking_tokenizer() -> Any:
+    """A tokenizer to which every format's marks are special tokens, with a template in Harmony's layout."""
+    tokenizer = build_tokenizer(["a text"])
+    tokenizer.add_special_tokens(
+        {
+            "eos_token": "<|return|>",
+            "additional_special_tokens": [
+                *(f"<|{mark}|>" for mark in MARKS),
+                "<tool_call>",
+                "</tool_call>",
+                "[TOOL_CALLS]",
+            ],
+        }
+    )
+    tokenizer.chat_template = HARMONY_TEMPLATE
+    return tokenizer
+
+
+@pytest.mark.parametrize("said", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("end", ["<|return|>", "<|call|>", ""])
+def test_calls_whose_marks_are_special_tokens_reach_the_environment_without_what_ends_the_message(
+    said: str, end: str, marking_tokenizer: Any
+) -> None:
+    chat = ChatFormat(marking_tokenizer)
+    ids = chat.encode(said + end)
+    assert not set(marking_tokenizer.all_special_ids).isdisjoint(ids)
+    assert set(ids) & chat.stop_ids == ({ids[-1]} if end else set()), "the engine stops there, and nowhere before"
+    conversation = Conversation(chat)
+    conversation.observe("Go on.")
+    text, *_ = conversation.reply(generation(ids))
+    assert text == said
+    assert parse_calls(text, [BASH]) == [ToolCall("bash", {"command": "pwd"})]
+
+
+@pytest.mark.parametrize(("end", "closed_by"), [("<|call|>", ""), ("<|return|>", ""), ("", "<|end|>")])
+def test_harmony_goes_on_token_by_token_and_each_message_ends_once(
+    end: str, closed_by: str, marking_tokenizer: Any
+) -> None:
+    chat = ChatFormat(marking_tokenizer)
+    assert chat.continuable
+    conversation = Conversation(chat)
+    conversation.observe("one")
+    conversation.reply(generation(chat.encode(HARMONY + end)))
+    conversation.observe("two")
+    [segment] = conversation.segments
+    assert marking_tokenizer.decode(segment.token_ids) == (
+        f"<|start|>user<|message|>one<|end|><|start|>assistant{HARMONY}{end}{closed_by}"
+        "<|start|>user<|message|>two<|end|><|start|>assistant"
+    )
+
+
+def test_padding_and_the_like_are_never_part_of_an_action(tokenizer: Any) -> None:
+    chat = ChatFormat(tokenizer)
+    assert chat.decode([*chat.encode("<|user|>4"), tokenizer.pad_token_id, *chat.encode("2<|end|>")]) == "42"
