@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 from rollcage.errors import UserError, did_you_mean
+from rollcage.monitor.config import MonitorConfig
+from rollcage.monitor.store.limits import StoreConfig
 from rollcage.trainer.engines.config import EngineConfig
 from rollcage.trainer.learner.config import LearnerConfig
 from rollcage.trainer.policies import SMALL_POLICIES, small_policy_path
@@ -77,6 +79,8 @@ class TrainConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
+    monitor: MonitorConfig = field(default_factory=MonitorConfig)
+    store: StoreConfig = field(default_factory=StoreConfig)
     num_engines: int = 1
     """Engine replicas."""
     num_updates: int = 100
@@ -141,7 +145,14 @@ class TrainConfig:
     @property
     def learner_config(self) -> LearnerConfig:
         """The learner's configuration, with the run's model, temperature and seed."""
-        return replace(self.learner, model=self.model_path, temperature=self.sampling.temperature, seed=self.seed)
+        critic = self.learner.critic
+        return replace(
+            self.learner,
+            model=self.model_path,
+            temperature=self.sampling.temperature,
+            seed=self.seed,
+            critic=replace(critic, model=model_path(critic.model)),
+        )
 
 
 def model_path(name: str) -> str:

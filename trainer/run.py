@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import signal
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -15,7 +17,9 @@ from rollcage.envs import TextEnv, make
 from rollcage.envs.countdown.tasks import published_files
 from rollcage.envs.placements import make_placement
 from rollcage.envs.placements.base import EnvConfig, EnvHandle, Placement
-from rollcage.errors import UserError, unwrap
+from rollcage.errors import RollcageError, UserError, unwrap
+from rollcage.monitor.endpoint import Action
+from rollcage.monitor.live import Live
 from rollcage.monitor.report import write_report
 from rollcage.monitor.run_folder import RunFolder, read_rows
 from rollcage.trainer.checkpoints import newest_checkpoint, read_state, remove_partial, write_checkpoint
@@ -57,7 +61,9 @@ class Run:
         self._order = TaskOrder(inner.tasks, config.env.split, config.seed)
         self._chat = ChatFormat(load_tokenizer(config.model_path), system=config.env.system, tools=inner.tools)
         self._evaluations = self._plan_evaluations() if config.eval.num_tasks else {}
-        self._recorder = RunFolder(folder)
+        self._rows = RunFolder(folder, config.store)
+        self._live = Live(self._rows, folder, config.monitor, asdict(config))
+        self._recorder = self._live.recorder
         self._lock: TextIO | None = None
 
     @classmethod
@@ -114,16 +120,31 @@ class Run:
                 self._lock.close()
         return write_report(self.folder, command=self._command)
 
+    def _actions(self) -> dict[str, Action]:
+        """What the run's endpoint does when asked, by name; called in a thread of its own."""
+        return {}
+
     async def _go_on(self, checkpoint: Path | None, progress: Progress) -> None:
-        self._recorder.event("start", resumed_from=str(checkpoint) if checkpoint else None)
         try:
-            async with self._parts(checkpoint, progress.policy_version) as parts:
-                if checkpoint is None:
-                    await self._evaluate("before", parts)
-                await self._train(parts, progress)
-                await self._evaluate("after", parts)
-        except BaseExceptionGroup as group:
-            raise unwrap(group) from group
+            with self._live.serving(self._actions()):
+                self._recorder.event("start", resumed_from=str(checkpoint) if checkpoint else None)
+                async with self._parts(checkpoint, progress.policy_version) as parts:
+                    if checkpoint is None:
+                        await self._evaluate("before", parts)
+                    await self._train(parts, progress)
+                    await self._evaluate("after", parts)
+            self._recorder.event("finished", policy_version=progress.policy_version)
+        except BaseException as error:
+            cause = unwrap(error) if isinstance(error, BaseExceptionGroup) else error
+            name, told = "stopped", ""
+            if isinstance(cause, Exception):
+                name = "failed"
+                told = str(cause) if isinstance(cause, RollcageError) else f"{type(cause).__name__}: {cause}"
+            with contextlib.suppress(OSError):  # a full disk, say, which is the cause itself
+                self._recorder.event(name, error=told, policy_version=progress.policy_version)
+            if cause is not error:
+                raise cause from error
+            raise
 
     def _is_finished(self, progress: Progress) -> bool:
         """Whether a resumed run has nothing left to do but its report."""
@@ -211,7 +232,9 @@ class Run:
         return make_placement(choice.placement, env, num_workers=num_workers, restart=choice.restart)
 
     def _record(self, trajectory: Trajectory) -> None:
-        self._recorder.trajectory(trajectory_to_json(trajectory, self._env, self.config.model))
+        store = self.config.store
+        tokens = store.tokens and sum(len(segment.token_ids) for segment in trajectory.segments) <= store.max_tokens
+        self._recorder.trajectory(trajectory_to_json(trajectory, self._env, self.config.model, tokens=tokens))
 
     def _plan_evaluations(self) -> dict[str, Evaluation]:
         config = self.config.eval
@@ -247,7 +270,7 @@ class Run:
             finally:
                 await placement.close()
             samples = result.episodes[: self.config.eval.num_samples]
-            self._recorder.write(
+            self._rows.write(
                 "evaluations",
                 {
                     "when": when,
@@ -272,12 +295,14 @@ def _claim(folder: Path) -> TextIO:
     """Hold the run folder until the result is closed, or this process ends."""
     folder.mkdir(parents=True, exist_ok=True)
     file = (folder / "lock").open("a")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        raise UserError(f"{folder} is in use by another process: wait for it, or stop it.") from None
-    return file
+    for _ in range(5):  # a monitor that looks whether somebody has it holds it for a moment
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        except OSError:
+            time.sleep(0.05)
+    file.close()
+    raise UserError(f"{folder} is in use by another process: wait for it, or stop it.") from None
 
 
 class _RouterPolicy:

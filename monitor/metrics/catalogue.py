@@ -28,6 +28,7 @@ EVENTS = (
     "start",
     "finished",
     "failed",
+    "stopped",
     "paused",
     "resumed",
     "checkpoint",

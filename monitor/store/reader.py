@@ -386,7 +386,7 @@ class RunReader:
                     yield key, self._curve(kind, key)
 
 
-_WORDS = ("start", "finished", "failed", "paused", "resumed")
+_WORDS = ("start", "finished", "failed", "stopped", "paused", "resumed")
 """Events that say how a run stands."""
 
 _KEY = re.compile(r"(\d{1,12})-(\d{1,15})")

@@ -31,7 +31,7 @@ def trajectory_to_json(
         trajectory: the episode.
         env: where it was played.
         policy: who played.
-        tokens: write token ids and log-probabilities too.
+        tokens: write token ids and log-probabilities (to 6 decimals) too.
         **extra: further keys of the writer's own.
     """
     group, member = trajectory.sample_id
@@ -61,7 +61,15 @@ def trajectory_to_json(
         "end_s": round(trajectory.end_s, 4),
     }
     if tokens:
-        record["segments"] = [asdict(segment) for segment in trajectory.segments]
+        record["segments"] = [
+            {
+                "token_ids": segment.token_ids,
+                "loss_mask": segment.loss_mask,
+                "rollout_logprobs": [round(logprob, 6) for logprob in segment.rollout_logprobs],
+                "policy_versions": segment.policy_versions,
+            }
+            for segment in trajectory.segments
+        ]
     return record
 
 

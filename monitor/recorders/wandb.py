@@ -1,0 +1,67 @@
+"""Weights & Biases: the training statistics, over policy versions, and the run's configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rollcage.errors import require
+
+
+class WandbRecorder:
+    """Implements the Recorder protocol through ``wandb.init``, ``log`` and ``finish``; begun at the first update.
+
+    A resumed run goes on under the same id, which is made of its folder's name. What must stay on this machine:
+    ``WANDB_MODE=offline``.
+
+    Args:
+        folder: the run folder; W&B's files go into its ``wandb``.
+        project: of Weights & Biases.
+        config: what is shown as the run's configuration; secrets masked.
+
+    Raises:
+        MissingExtra: wandb is not installed.
+    """
+
+    def __init__(self, folder: Path, project: str, config: Mapping[str, Any]) -> None:
+        self._wandb: Any = require("wandb", "wandb")
+        self._folder, self._project, self._config = folder, project, config
+        self._run: Any = None
+
+    def metrics(self, values: Mapping[str, float], *, policy_version: int) -> None:
+        """See `Recorder`."""
+        if self._run is None:
+            self._run = self._wandb.init(
+                project=self._project,
+                name=self._folder.name,
+                id=self._folder.name,
+                resume="allow",
+                dir=str(self._folder),
+                config=dict(self._config),
+            )
+        self._run.log({**values, "policy_version": policy_version}, step=policy_version)
+
+    def counter(self, name: str, value: float = 1.0, **labels: str) -> None:
+        """See `Recorder`: not told."""
+
+    def gauge(self, name: str, value: float, *, at_s: float | None = None, **labels: str) -> None:
+        """See `Recorder`: not told."""
+
+    def histogram(self, name: str, value: float, **labels: str) -> None:
+        """See `Recorder`: not told."""
+
+    def event(self, name: str, **fields: Any) -> None:
+        """See `Recorder`: not told."""
+
+    def span(self, track: str, name: str, start_s: float, end_s: float, **fields: Any) -> None:
+        """See `Recorder`: not told."""
+
+    def trajectory(self, record: Mapping[str, Any]) -> None:
+        """See `Recorder`: not told."""
+
+    def close(self) -> None:
+        """End W&B's run; idempotent."""
+        if self._run is not None:
+            self._run.finish()
+            self._run = None
