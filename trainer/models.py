@@ -51,6 +51,19 @@ def load_model(path: str | Path, dtype: str = "float32", *, attn_implementation:
     return model.eval()
 
 
+def blank_model(path: str | Path, dtype: str = "float32") -> Any:
+    """Return a causal language model of the shape that the folder ``path`` describes, with weights of no meaning.
+
+    Raises:
+        UserError: its configuration cannot be read.
+    """
+    torch, transformers = require("torch", "train"), require("transformers", "train")
+    config = load_config(path)
+    with _LOADING, _readable("configuration", Path(path)):
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+    return model.eval()
+
+
 def resolve_dtype(dtype: str, device: str = "cpu") -> str:
     """Return ``dtype``, or for "auto" the number type in which ``device`` multiplies matrices fastest.
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rollcage.trainer.config import EnvChoice, EvalConfig, SamplingConfig, TrainConfig
 from rollcage.trainer.engines.config import EngineConfig
 from rollcage.trainer.learner.config import LearnerConfig
+from rollcage.trainer.learner.critic_config import CriticConfig
 from rollcage.trainer.rollout.config import RolloutConfig
 
 PRESETS: dict[str, tuple[str, TrainConfig]] = {
@@ -120,5 +123,23 @@ PRESETS: dict[str, tuple[str, TrainConfig]] = {
             eval=EvalConfig(num_tasks=0),
             num_updates=4,
         ),
+    ),
+}
+
+
+def _with_critics(critic: CriticConfig) -> TrainConfig:
+    """Return countdown-small with the advantages of critics, and nothing else changed but the entropy bonus."""
+    small = PRESETS["countdown-small"][1]
+    return replace(small, learner=replace(small.learner, advantage="gae", entropy_coef=1e-3, critic=critic))
+
+
+PRESETS |= {
+    "countdown-ppo": (
+        "countdown-small as PPO: one critic of the policy's size gives each token its own advantage",
+        _with_critics(CriticConfig(num_critics=1, lr=3e-4, warmup_steps=5)),
+    ),
+    "countdown-asyppo": (
+        "countdown-small as AsyPPO: two mini-critics, a fifth of the policy's size each, and masks where they agree",
+        _with_critics(CriticConfig(model="small-critic", lr=1e-3, warmup_steps=5)),
     ),
 }

@@ -83,11 +83,10 @@ def parse_train(argv: Sequence[str]) -> TrainRequest:
 
 def _tables() -> dict[str, str]:
     """Return the losses and the estimators, each with the first line of its documentation, which has its source."""
-    from rollcage.trainer.learner.advantages import ADVANTAGES, NEED_VALUES
+    from rollcage.trainer.learner.advantages import ADVANTAGES
     from rollcage.trainer.learner.losses import LOSSES
 
-    usable = {name: function for name, function in ADVANTAGES.items() if name not in NEED_VALUES}
-    return {"losses": _describe(LOSSES), "advantages": _describe(usable)}
+    return {"losses": _describe(LOSSES), "advantages": _describe(ADVANTAGES)}
 
 
 def _describe(table: Mapping[str, Callable[..., Any]]) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rollcage.errors import UserError, did_you_mean
+from rollcage.trainer.learner.critic_config import CriticConfig
 
 
 @dataclass(frozen=True)
@@ -48,12 +49,16 @@ class LearnerConfig:
     """Reference model, as for model; empty: the model that training began with. Loaded where a KL is asked for."""
 
     advantage: str = "grpo"
-    """Advantage estimator: grpo, dr_grpo, rloo, reinforce_pp, remax, gigpo or turn_return; the last two give each turn
-    of an episode its own credit; remax needs rollout.greedy_baseline. Sources: `rollcage train --help`."""
+    """Advantage estimator: grpo, dr_grpo, rloo, reinforce_pp, remax, gigpo, turn_return or gae; gigpo and turn_return
+    give each turn of an episode its own credit, gae, which trains critics (see critic), each token; remax needs
+    rollout.greedy_baseline. Sources: `rollcage train --help`."""
 
-    advantage_options: dict[str, float | str] = field(default_factory=dict)
+    advantage_options: dict[str, float | bool | str] = field(default_factory=dict)
     """Options of that estimator: kl_coef, the weight of the KL to the reference model in the reward (reinforce_pp);
-    gamma, the discount per turn, 0.95 by default (gigpo, turn_return); w_episode, w_step (gigpo)."""
+    gamma, the discount per turn, 0.95 by default (gigpo, turn_return); w_episode, w_step (gigpo); gamma, lam, both per
+    token and 1 by default, and bootstrap_truncated (gae)."""
+
+    critic: CriticConfig = field(default_factory=CriticConfig)
 
     whiten_advantages: bool = False
     """Shift and scale the advantages to mean 0 and std 1 over the batch's trainable tokens."""
@@ -153,7 +158,7 @@ class LearnerConfig:
     def kl_in_reward(self) -> float:
         """Weight of the KL to the reference model in the reward."""
         weight = self.advantage_options.get("kl_coef", 0.0)
-        return 0.0 if isinstance(weight, str) else weight
+        return 0.0 if isinstance(weight, str) else float(weight)
 
     @property
     def needs_greedy(self) -> bool:
@@ -161,6 +166,13 @@ class LearnerConfig:
         from rollcage.trainer.learner.advantages import NEED_GREEDY
 
         return self.advantage in NEED_GREEDY
+
+    @property
+    def needs_critics(self) -> bool:
+        """Whether the advantage compares with the values of critics."""
+        from rollcage.trainer.learner.advantages import NEED_VALUES
+
+        return self.advantage in NEED_VALUES
 
     @property
     def needs_reference(self) -> bool:
@@ -178,9 +190,9 @@ class LearnerConfig:
         yield from _unknown("loss", self.loss, LOSSES)
         yield from _unknown("advantage", self.advantage, ADVANTAGES)
         yield from _unknown("aggregation", self.aggregation, AGGREGATIONS)
-        if self.advantage in NEED_VALUES:
-            usable = ", ".join(name for name in ADVANTAGES if name not in NEED_VALUES)
-            yield f"advantage {self.advantage!r} needs a critic, which this learner does not train (use {usable})"
+        yield from (f"critic.{fault}" for fault in self.critic.faults())
+        if self.critic != CriticConfig() and self.advantage not in NEED_VALUES:
+            yield f"critic is of no use to advantage {self.advantage!r} (it is to {', '.join(NEED_VALUES)})"
         if self.loss in LOSSES:
             yield from option_faults(f"loss {self.loss!r}", LOSSES[self.loss], self.loss_options)
         if self.advantage in ADVANTAGES:

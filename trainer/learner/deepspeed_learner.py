@@ -91,7 +91,7 @@ class DeepSpeedLearner:
         Returns:
             loss, grad_norm (before clipping), lr, num_tokens (trainable), num_rows_skipped (they have no gradient, and
             are left out of the token statistics), seconds, staleness_mean and _max (over episodes, in policy
-            versions), and what `statistics.summarize` names.
+            versions), what `CriticEnsemble.judge` names where there are critics, and what `statistics.summarize` names.
 
         Raises:
             LearnerDied: see the class.
@@ -159,7 +159,14 @@ class DeepSpeedLearner:
 def _division(config: LearnerConfig) -> dict[str, Any]:
     """Return what the files of a checkpoint's optimiser state depend on."""
     lora = {"lora_rank": config.lora_rank} if config.lora_rank else {}
-    return {"num_ranks": config.num_ranks, "zero_stage": config.zero_stage, "dtype": config.dtype, **lora}
+    critics = {"num_critics": config.critic.num_critics} if config.needs_critics else {}
+    return {
+        "num_ranks": config.num_ranks,
+        "zero_stage": config.zero_stage,
+        "dtype": config.dtype,
+        **lora,
+        **critics,
+    }
 
 
 def _check_division(folder: Path, config: LearnerConfig) -> None:

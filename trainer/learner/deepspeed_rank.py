@@ -8,13 +8,15 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from rollcage.errors import UserError
 from rollcage.trainer.learner.batch import Batch
 from rollcage.trainer.learner.config import LearnerConfig
+from rollcage.trainer.learner.critic_engines import load_critics, make_critics, save_critics
+from rollcage.trainer.learner.critics import CriticEnsemble
 from rollcage.trainer.learner.deepspeed_engine import join_ranks, make_engine, named_weights, whole
+from rollcage.trainer.learner.dropout import without_dropout
 from rollcage.trainer.learner.lora import ADAPTER, add_adapters, find_adapters, matrices
 from rollcage.trainer.learner.shared_weights import Layout, make_layout, map_weights
 from rollcage.trainer.learner.statistics import Totals
@@ -57,7 +59,7 @@ class DeepSpeedRank:
         self._source = find_model(checkpoint or config.model)
         self._tokenizer_files = _read_tokenizer(self._source)  # now: a checkpoint may be gone by the next `save`
         policy = load_model(self._source, config.dtype)
-        _without_dropout(policy)
+        without_dropout(policy)
         if config.gradient_checkpointing:
             policy.gradient_checkpointing_enable({"use_reentrant": False})
         if config.lora_rank:
@@ -73,7 +75,14 @@ class DeepSpeedRank:
         module = TokenLogprobs(policy, config.temperature, compute_dtype)
         self._engine = make_engine(module, config)
         reference = _load_reference(config, compute_dtype, self._engine.device) if config.needs_reference else None
-        self._update = PolicyUpdate(self._engine, config, self._rank, reference)
+        self._critics = []
+        if config.needs_critics:
+            num_tokens, attention = policy.config.get_text_config().vocab_size, _attention(config, device)
+            self._critics = make_critics(
+                config, checkpoint=checkpoint, num_tokens=num_tokens, attention=attention, compute_dtype=compute_dtype
+            )
+        ensemble = CriticEnsemble(self._critics, config, self._rank) if self._critics else None
+        self._update = PolicyUpdate(self._engine, config, self._rank, reference, ensemble)
         if checkpoint is not None:
             self.load(checkpoint)
         return layout
@@ -100,6 +109,7 @@ class DeepSpeedRank:
         """Write DeepSpeed's state and the random generator's, and ``model/`` in transformers' format with tokenizer."""
         state = {"policy_version": self._policy_version, "rng": torch.get_rng_state()}
         self._engine.save_checkpoint(str(folder), tag=STATE, client_state=state, save_latest=False)
+        save_critics(self._critics, folder, self._rank)
         self.publish()
         if self._rank == 0:
             self._save_model(folder / "model")
@@ -112,6 +122,7 @@ class DeepSpeedRank:
         """
         try:
             _, state = self._engine.load_checkpoint(str(folder), tag=STATE)
+            load_critics(self._critics, folder)
             self._policy_version = int(state["policy_version"])
             torch.set_rng_state(state["rng"])
         except Exception as error:  # a damaged file can raise anything
@@ -135,7 +146,7 @@ def _load_reference(config: LearnerConfig, compute_dtype: torch.dtype, device: t
     """Return the frozen reference model, whole on every rank: the run's first model, also when going on with it."""
     attention = _attention(config, device.type)
     policy = load_model(find_model(config.ref_model or config.model), config.dtype, attn_implementation=attention)
-    _without_dropout(policy)
+    without_dropout(policy)
     return TokenLogprobs(policy, config.temperature, compute_dtype).to(device).requires_grad_(False)
 
 
@@ -150,12 +161,3 @@ def _read_tokenizer(source: Path) -> dict[str, bytes]:
     """Return the files of a model folder's tokenizer by name; none of a GGUF file's."""
     files = [file for pattern in TOKENIZER_FILES for file in source.glob(pattern)]
     return {file.name: file.read_bytes() for file in files}
-
-
-def _without_dropout(policy: nn.Module) -> None:
-    """Switch dropout off for good: a ratio must compare two policies, not two draws of dropout."""
-    for module in policy.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        if isinstance(getattr(module, "attention_dropout", None), float):
-            module.attention_dropout = 0.0  # type: ignore[assignment]

@@ -30,7 +30,7 @@ class TokenLogprobs(nn.Module):
         self.policy = policy
         self._compute_dtype = compute_dtype
         if torch.bfloat16 in (compute_dtype, policy.dtype) and policy.config._attn_implementation == "sdpa":
-            _use_float32_attention_on_cpu(policy)
+            use_float32_attention_on_cpu(policy)
         self._temperature = temperature or 1.0
         self._predicts: Tensor | None = None
         # A hook on the head, not a call to it: whatever the model does to its logits afterwards stays in place.
@@ -78,7 +78,7 @@ class TokenLogprobs(nn.Module):
         return logprobs, entropy
 
 
-def _use_float32_attention_on_cpu(policy: Any) -> None:
+def use_float32_attention_on_cpu(policy: Any) -> None:
     """Compute attention in float32 on the CPU: torch's bfloat16 kernel is 3 to 5 times as slow on short sequences."""
     import transformers
     from transformers.integrations.sdpa_attention import sdpa_attention_forward

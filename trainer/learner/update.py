@@ -16,6 +16,7 @@ from rollcage.trainer.learner.advantages import ADVANTAGES, outcomes, whiten
 from rollcage.trainer.learner.aggregate import aggregate, token_weights
 from rollcage.trainer.learner.batch import Batch
 from rollcage.trainer.learner.config import LearnerConfig
+from rollcage.trainer.learner.critics import CriticEnsemble, Judgement
 from rollcage.trainer.learner.deepspeed_engine import backward, optimizer_step, sum_over_ranks
 from rollcage.trainer.learner.losses import (
     LOSSES,
@@ -27,6 +28,7 @@ from rollcage.trainer.learner.losses import (
 )
 from rollcage.trainer.learner.micro_batches import Rows, plan_micro_batches, split_episodes
 from rollcage.trainer.learner.regularizers import KL_PENALTIES, entropy_bonus
+from rollcage.trainer.learner.row_tensors import cut, evaluate_rows, gather, lengths, place
 from rollcage.trainer.learner.statistics import Totals
 
 TokenModel = Callable[..., tuple[Tensor, Tensor]]
@@ -44,6 +46,7 @@ class Target:
         old_logprobs: float32 [B, T]; None where they are the current ones.
         ref_logprobs: float32 [B, T]; None without a reference model.
         other_rows: see `LossInputs`; each tensor [B].
+        entropy_mask: bool [B, T], where there is an entropy bonus; None: on every trainable token.
     """
 
     advantages: Tensor
@@ -52,6 +55,7 @@ class Target:
     old_logprobs: Tensor | None
     ref_logprobs: Tensor | None
     other_rows: OtherRows | None
+    entropy_mask: Tensor | None
 
 
 class PolicyUpdate:
@@ -62,19 +66,32 @@ class PolicyUpdate:
         config: of the learner.
         rank: this rank's number.
         reference: the reference model, on the engine's device; there where ``config.needs_reference``, else None.
+        critics: there where ``config.needs_critics``, else None.
 
     Raises:
-        ValueError: ``reference`` is not as the configuration asks.
+        ValueError: ``reference`` or ``critics`` is not as the configuration asks.
     """
 
-    def __init__(self, engine: Any, config: LearnerConfig, rank: int, reference: TokenModel | None = None) -> None:
-        self._engine, self._config, self._rank, self._reference = engine, config, rank, reference
+    def __init__(
+        self,
+        engine: Any,
+        config: LearnerConfig,
+        rank: int,
+        reference: TokenModel | None = None,
+        critics: CriticEnsemble | None = None,
+    ) -> None:
+        self._engine, self._config, self._rank = engine, config, rank
+        self._reference, self._critics = reference, critics
         self._loss = LOSSES[config.loss]
         if config.needs_reference != (reference is not None):
             raise ValueError(f"needs_reference is {config.needs_reference}, reference is {reference!r}")
+        if config.needs_critics != (critics is not None):
+            raise ValueError(f"needs_critics is {config.needs_critics}, critics are {critics!r}")
 
     def train(self, batch: Batch, policy_version: int) -> tuple[Totals, dict[str, float]]:
-        """Update the policy, which has trained ``policy_version`` times before.
+        """Update the policy, which has trained ``policy_version`` times before; its critics first, where it has any.
+
+        While the critics warm up the policy takes no optimiser step, and stays as it is.
 
         Returns:
             The token statistics of this rank's share, and the statistics that are global already.
@@ -85,14 +102,17 @@ class PolicyUpdate:
         start_s, config = time.perf_counter(), self._config
         ref_logprobs = None if self._reference is None else self._logprobs(self._reference, batch)
         old_logprobs = self.logprobs(batch) if config.kl_in_reward else None
-        advantages = self._advantages(batch, old_logprobs, ref_logprobs)
+        judgement = None if self._critics is None else self._critics.judge(batch, policy_version)
+        advantages = self._advantages(batch, old_logprobs, ref_logprobs, judgement)
         pulls = batch.loss_mask  # tokens that have a gradient; rows without any stay out of the model
         if config.entropy_coef == 0 and config.kl_coef == 0 and config.loss not in PULL_WITHOUT_ADVANTAGE:
             pulls = pulls & (advantages != 0)
         pulling = np.any(pulls, axis=1)
         split = _split_rows(batch) if config.loss in SEQUENCE_LEVEL else np.zeros(len(batch), np.bool_)
-        mini_batches = list(self._mini_batches(batch, policy_version))
-        if len(mini_batches) == 1:
+        warms_up = judgement is not None and policy_version < config.critic.warmup_updates
+        mini_batches = [] if warms_up else list(self._mini_batches(batch, policy_version))
+        num_steps = max(1, len(mini_batches))
+        if num_steps == 1:
             old_logprobs = None  # the current ones; taken where they are, the ratio is exactly 1
         elif old_logprobs is None:
             old_logprobs = self.logprobs(batch, pulling | split)
@@ -112,20 +132,22 @@ class PolicyUpdate:
                 old_logprobs=None if old_logprobs is None else torch.from_numpy(old_logprobs),
                 ref_logprobs=None if ref_logprobs is None else torch.from_numpy(ref_logprobs),
                 other_rows=self._other_rows(batch, split & in_mini_batch[:, 0], old_logprobs),
+                entropy_mask=None if judgement is None else torch.from_numpy(judgement.entropy_mask),
             )
             plan = self._plan(batch, rows[pulling[rows]])
             for micro_rows in plan:
                 loss += self._backward(batch, micro_rows, target, totals, is_last=micro_rows is plan[-1])
-            grad_norm += optimizer_step(self._engine, config) / len(mini_batches)
+            grad_norm += optimizer_step(self._engine, config) / num_steps
         staleness = policy_version - batch.start_versions[np.unique(batch.episode_ids, return_index=True)[1]]
         return totals, {
-            "loss": float(sum_over_ranks(torch.tensor([loss / len(mini_batches)]))),
+            "loss": float(sum_over_ranks(torch.tensor([loss / num_steps]))),
             "grad_norm": grad_norm,
             "lr": lr,
             "staleness_mean": float(staleness.mean()),
             "staleness_max": float(staleness.max()),
             "num_tokens": int(batch.loss_mask.sum()),
-            "num_rows_skipped": int(len(batch) - pulling.sum()),
+            "num_rows_skipped": len(batch) if warms_up else int(len(batch) - pulling.sum()),
+            **({} if judgement is None else judgement.statistics),
             "seconds": time.perf_counter() - start_s,
         }
 
@@ -137,28 +159,32 @@ class PolicyUpdate:
         self, model: TokenModel, batch: Batch, wanted: npt.NDArray[np.bool_] | None = None
     ) -> npt.NDArray[np.float32]:
         rows = np.flatnonzero(batch.loss_mask.any(1) if wanted is None else wanted)
-        result = torch.zeros(batch.loss_mask.shape)
-        with torch.no_grad():
-            for micro_rows in self._plan(batch, rows):
-                token_ids, loss_mask = self._gather(batch, micro_rows)
-                logprobs, _ = model(token_ids, loss_mask)
-                if len(micro_rows):
-                    result[micro_rows, : loss_mask.shape[1]] = _place(logprobs, loss_mask).cpu()
-        return sum_over_ranks(result).numpy()
+
+        def logprobs(token_ids: Tensor, loss_mask: Tensor) -> Tensor:
+            return model(token_ids, loss_mask)[0]
+
+        plan, device = self._plan(batch, rows), self._engine.device
+        return evaluate_rows(logprobs, batch.token_ids, batch.loss_mask, plan, device)
 
     def _advantages(
-        self, batch: Batch, old_logprobs: npt.NDArray[np.float32] | None, ref_logprobs: npt.NDArray[np.float32] | None
+        self,
+        batch: Batch,
+        old_logprobs: npt.NDArray[np.float32] | None,
+        ref_logprobs: npt.NDArray[np.float32] | None,
+        judgement: Judgement | None,
     ) -> npt.NDArray[np.float32]:
         config = self._config
         options: dict[str, Any] = dict(config.advantage_options)
         if old_logprobs is not None and ref_logprobs is not None:
             options["kl"] = old_logprobs - ref_logprobs
+        if judgement is not None:
+            options |= {"values": judgement.values, "final_values": judgement.final_values}
         advantages = ADVANTAGES[config.advantage](batch, **options)
         if config.whiten_advantages:
             advantages = whiten(advantages, batch.loss_mask)
         if config.mask_cut:
             advantages = np.where(batch.cut_by_length[:, None], np.float32(0), advantages)
-        return advantages
+        return advantages if judgement is None else advantages * judgement.advantage_mask
 
     def _other_rows(
         self, batch: Batch, split: npt.NDArray[np.bool_], old_logprobs: npt.NDArray[np.float32] | None
@@ -190,38 +216,37 @@ class PolicyUpdate:
 
     def _plan(self, batch: Batch, rows: Rows) -> list[Rows]:
         """Return this rank's micro-batches; as many on every rank, since ZeRO communicates in each."""
-        lengths = _lengths(batch.loss_mask)
-        return plan_micro_batches(rows, lengths, self._config.num_ranks, self._config.micro_batch_tokens)[self._rank]
+        config, long = self._config, lengths(batch.loss_mask)
+        return plan_micro_batches(rows, long, config.num_ranks, config.micro_batch_tokens)[self._rank]
 
     def _backward(self, batch: Batch, rows: Rows, target: Target, totals: Totals, *, is_last: bool) -> float:
         """Add one micro-batch's gradient; returns its share of the loss."""
         config = self._config
         with_entropy = config.entropy_coef != 0
-        token_ids, mask = self._gather(batch, rows)
+        token_ids, mask = gather(batch.token_ids, batch.loss_mask, rows, self._engine.device)
         flat_logprobs, flat_entropy = self._engine(token_ids, mask, with_entropy)
-        logprobs, entropy = _place(flat_logprobs, mask), _place(flat_entropy, mask)
+        logprobs, entropy = place(flat_logprobs, mask), place(flat_entropy, mask)
 
-        def cut(whole: Tensor) -> Tensor:
-            if len(rows) == 0:
-                return torch.zeros(mask.shape[: whole.ndim], dtype=whole.dtype, device=mask.device)
-            return (whole[rows, : mask.shape[1]] if whole.ndim == 2 else whole[rows]).to(mask.device)
+        def here(whole: Tensor) -> Tensor:
+            return cut(whole, rows, mask)
 
-        weights, others = cut(target.weights), target.other_rows
+        weights, others = here(target.weights), target.other_rows
         inputs = LossInputs(
             logprobs=logprobs,
-            old_logprobs=logprobs.detach() if target.old_logprobs is None else cut(target.old_logprobs),
-            rollout_logprobs=cut(torch.from_numpy(batch.rollout_logprobs)),
-            advantages=cut(target.advantages),
+            old_logprobs=logprobs.detach() if target.old_logprobs is None else here(target.old_logprobs),
+            rollout_logprobs=here(torch.from_numpy(batch.rollout_logprobs)),
+            advantages=here(target.advantages),
             loss_mask=mask,
-            outcomes=cut(target.outcomes),
+            outcomes=here(target.outcomes),
             other_rows=others
-            and OtherRows(cut(others.num_tokens), cut(others.log_ratio), cut(others.rollout_log_ratio)),
+            and OtherRows(here(others.num_tokens), here(others.log_ratio), here(others.rollout_log_ratio)),
         )
         token_loss, loss_statistics = self._loss(inputs, **config.loss_options)
         if with_entropy:
-            token_loss = token_loss + entropy_bonus(entropy, mask, config.entropy_coef)
+            rewarded = mask if target.entropy_mask is None else mask & here(target.entropy_mask)
+            token_loss = token_loss + entropy_bonus(entropy, rewarded, config.entropy_coef)
         if config.kl_coef and target.ref_logprobs is not None:
-            kl = KL_PENALTIES[config.kl_penalty](logprobs, cut(target.ref_logprobs), mask)
+            kl = KL_PENALTIES[config.kl_penalty](logprobs, here(target.ref_logprobs), mask)
             token_loss = token_loss + config.kl_coef * kl
             loss_statistics["ref_kl"] = kl.detach()
         loss = aggregate(token_loss, weights)
@@ -237,31 +262,8 @@ class PolicyUpdate:
         )
         return float(loss.detach())
 
-    def _gather(self, batch: Batch, rows: Rows) -> tuple[Tensor, Tensor]:
-        """Return token ids and loss mask of ``rows``, cut to the last trainable token, on the rank's device.
-
-        No rows give a dummy of one token that weighs nothing, since every rank must run as many passes.
-        """
-        device = self._engine.device
-        if len(rows) == 0:
-            return torch.zeros((1, 2), dtype=torch.int64, device=device), torch.tensor([[False, True]], device=device)
-        width = int(_lengths(batch.loss_mask[rows]).max())
-        token_ids, loss_mask = batch.token_ids[rows, :width], batch.loss_mask[rows, :width]
-        return torch.from_numpy(token_ids).to(device), torch.from_numpy(loss_mask).to(device)
-
 
 def _split_rows(batch: Batch) -> npt.NDArray[np.bool_]:
     """Return which rows, [B], have a trainable token and belong to an episode with several such rows."""
     trainable = batch.loss_mask.any(1)
     return trainable & (np.bincount(batch.episode_ids, weights=trainable)[batch.episode_ids] > 1)
-
-
-def _lengths(loss_mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-    """Return each row's length up to its last trainable token, [B]; 0 where there is none."""
-    width = loss_mask.shape[1]
-    return np.where(loss_mask.any(1), width - loss_mask[:, ::-1].argmax(1), 0)
-
-
-def _place(flat: Tensor, loss_mask: Tensor) -> Tensor:
-    """Put values of the trainable tokens, [N], to their places in [b, t]; 0 elsewhere."""
-    return torch.zeros(loss_mask.shape, device=flat.device).masked_scatter(loss_mask, flat)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-SMALL_POLICIES = ("small", "small-frozenlake")
-"""Their names: they play Countdown and FrozenLake."""
+SMALL_POLICIES = ("small", "small-frozenlake", "small-critic", "small-critic-tiny")
+"""Their names. They play Countdown and FrozenLake; the last two are smaller relatives of "small", for its critics."""
 
 
 def small_policy_path(name: str = "small") -> Path:

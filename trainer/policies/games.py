@@ -1,9 +1,16 @@
-"""The games that small policies play: for each policy, what it is taught on and where it is measured."""
+"""The games that small policies play: for each policy, what it is taught on and where it is measured.
+
+"small-critic" and "small-critic-tiny" are the bodies of mini-critics for "small": 18 % and 4 % of its size. They are
+narrower models that learned the same demonstrations, as the mini-critics of the AsyPPO paper are the smallest model of
+the policy's family (Qwen3-0.6B beside 4B to 14B), rather than a few layers cut out of the policy: what a lower layer
+hands on is meant for the layers above it, and a cut-out one is neither half as small (one layer of six is 20 %) nor as
+good a reader of the text.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rollcage.envs.core import TextEnv
 from rollcage.envs.countdown.env import CountdownEnv
@@ -20,6 +27,7 @@ class Game:
         env_id: its id.
         demonstrations: seed -> endless conversations: observation, action, observation, action, ...
         num_layers: of the model.
+        width: of a layer.
         steps: optimiser steps that teach it.
         max_new_tokens: most tokens of one message.
         lesson: what the demonstrations are like, and what they leave to learn.
@@ -34,6 +42,7 @@ class Game:
     max_new_tokens: int
     lesson: str
     scope: str
+    width: int = 128
 
 
 GAMES: dict[str, Game] = {
@@ -53,7 +62,7 @@ GAMES: dict[str, Game] = {
         env_id="rollcage/FrozenLake-v0",
         demonstrations=frozen_lake_traces.demonstrations,
         num_layers=4,
-        steps=250,
+        steps=800,
         max_new_tokens=16,
         lesson="walks. Before every\nmove they say, rightly, what lies around; the move is drawn: rather towards the "
         "goal than away from it, and into a hole\nnearly as often as onto ice. So the policy reads the map, and has "
@@ -61,3 +70,6 @@ GAMES: dict[str, Game] = {
         scope="maps of 4 x 4 cells, one move per message",
     ),
 }
+
+GAMES["small-critic"] = replace(GAMES["small"], num_layers=4, width=64, steps=600)
+GAMES["small-critic-tiny"] = replace(GAMES["small"], num_layers=3, width=32, steps=600)

@@ -98,7 +98,7 @@ def make(name: str, out: Path, seed: int, steps: int, num_eval_tasks: int) -> No
     started = time.monotonic()
     game = GAMES[name]
     tokenizer = build_tokenizer(text for texts in islice(game.demonstrations(seed), 4000) for text in texts)
-    model = build_model(tokenizer, game.num_layers)
+    model = build_model(tokenizer, game.num_layers, game.width)
     config = PretrainConfig(steps, seed=seed)
     losses: list[float] = []
     with ProgressLine(steps, "steps") as progress:

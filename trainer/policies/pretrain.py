@@ -34,12 +34,12 @@ class PretrainConfig:
     seed: int = 0
 
 
-def build_model(tokenizer: PreTrainedTokenizerFast, num_layers: int) -> LlamaForCausalLM:
-    """Return the untaught model: layers of four heads, 0.2 million parameters each."""
+def build_model(tokenizer: PreTrainedTokenizerFast, num_layers: int, width: int) -> LlamaForCausalLM:
+    """Return the untaught model: layers of four heads; 0.2 million parameters each at a width of 128."""
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=384,
+        hidden_size=width,
+        intermediate_size=3 * width,
         num_hidden_layers=num_layers,
         num_attention_heads=4,
         num_key_value_heads=4,

@@ -9,6 +9,7 @@ import pytest
 from rollcage.errors import UserError
 from rollcage.trainer.learner.advantages import ADVANTAGES
 from rollcage.trainer.learner.config import LearnerConfig
+from rollcage.trainer.learner.critic_config import CriticConfig
 from rollcage.trainer.learner.losses import LOSSES
 from rollcage.trainer.learner.options import options_of
 
@@ -29,9 +30,26 @@ def test_all_faults_are_reported_at_once_each_with_what_to_do() -> None:
         assert part in message
 
 
-def test_gae_is_refused_in_training_since_there_is_no_critic() -> None:
-    with pytest.raises(UserError, match=r"'gae' needs a critic.*\(use grpo, dr_grpo, rloo, .*turn_return\)"):
-        LearnerConfig(advantage="gae")
+def test_critics_are_for_gae_alone() -> None:
+    assert LearnerConfig(advantage="gae").needs_critics
+    assert not LearnerConfig().needs_critics
+    with pytest.raises(UserError, match=r"critic is of no use to advantage 'grpo' \(it is to gae\)"):
+        LearnerConfig(critic=CriticConfig(num_critics=1))
+
+
+def test_faults_of_the_critics_are_reported_with_the_others() -> None:
+    critic = CriticConfig(num_critics=0, advantage_mask_share=1.2, lr=0, aggregation="mean", histogram_edges=(0.2, 0.1))
+    with pytest.raises(UserError) as error:
+        LearnerConfig(advantage="gae", epochs=0, critic=critic)
+    for part in (
+        "critic.num_critics must be at least 1, not 0",
+        "critic.advantage_mask_share must lie in [0, 1], not 1.2",
+        "critic.lr must be above 0, not 0",
+        "critic.aggregation 'mean' is unknown (known: token-mean, ",
+        "critic.histogram_edges must rise",
+        "; epochs must be at least 1",
+    ):
+        assert part in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rollcage.trainer.learner import update
+from rollcage.trainer.learner import row_tensors, update
 from rollcage.trainer.learner.advantages import ADVANTAGES, NEED_VALUES
 from rollcage.trainer.learner.batch import Batch
 from rollcage.trainer.learner.config import LearnerConfig
@@ -71,7 +71,8 @@ class Learner:
 @pytest.fixture(autouse=True)
 def one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no process group to sum over."""
-    monkeypatch.setattr(update, "sum_over_ranks", lambda tensor: tensor)
+    for module in (update, row_tensors):
+        monkeypatch.setattr(module, "sum_over_ranks", lambda tensor: tensor)
 
 
 @pytest.fixture
