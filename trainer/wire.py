@@ -26,8 +26,8 @@ def receive(connection: socket.socket) -> Any:
     Raises:
         EOFError: the other end has closed, or is gone.
     """
-    (size,) = HEADER.unpack(_receive_bytes(connection, HEADER.size))
-    return pickle.loads(_receive_bytes(connection, size))
+    (size,) = HEADER.unpack(receive_bytes(connection, HEADER.size))
+    return pickle.loads(receive_bytes(connection, size))
 
 
 def listen(connection: socket.socket) -> queue.SimpleQueue[Any]:
@@ -49,7 +49,12 @@ def _listen(connection: socket.socket, messages: queue.SimpleQueue[Any]) -> None
         os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
-def _receive_bytes(connection: socket.socket, size: int) -> bytearray:
+def receive_bytes(connection: socket.socket, size: int) -> bytearray:
+    """Wait for ``size`` bytes.
+
+    Raises:
+        EOFError: the other end has closed, or is gone.
+    """
     buffer = bytearray(size)
     view, done = memoryview(buffer), 0
     while done < size:

@@ -6,6 +6,7 @@ import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 
 from rollcage import __version__
@@ -18,8 +19,15 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "data": ("rollcage.envs.cli", "find published data that take preparing, and prepare them"),
     "eval": ("rollcage.trainer.cli", "evaluate a policy on an environment"),
     "train": ("rollcage.trainer.cli", "train a language model with asynchronous reinforcement learning"),
+    "engine": ("rollcage.trainer.engines.vllm_server", "run vLLM replicas for training runs on other machines"),
     "simulate": ("rollcage.trainer.simulation.cli", "predict a run's throughput in virtual time, and what to choose"),
     "replay": ("rollcage.trainer.cli", "re-run recorded trajectories and show the first difference"),
+    "rhythm": ("rollcage.trainer.analysis.cli", "show a language model's attention rhythm on any text"),
+    "monitor": (
+        "rollcage.monitor.cli",
+        "show all runs on a page, live; `monitor doctor` says what went wrong with one",
+    ),
+    "top": ("rollcage.monitor.cli", "show one run in the terminal, live"),
     "sandbox": (
         "rollcage.sandbox.cli",
         "commands in sandboxes, one Docker container each; their service, images and doctor",
@@ -60,6 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.path.append("")
     try:
         run: Callable[[Sequence[str]], int] = getattr(import_module(COMMANDS[name][0]), f"run_{name}")
+        if name == "monitor":  # which may not know the sandboxes
+            run = partial(run, find_sandboxes=_sandbox_service)
         return run(rest)
     except UserError as error:
         sys.stderr.write(f"rollcage {name}: {error}\n")
@@ -77,6 +87,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         sys.stderr.write(f"rollcage {name}: {error.filename or 'disk'}: {error.strerror}\n")
         return 1 if error.errno in _DISK_FULL else 2
+
+
+def _sandbox_service() -> tuple[str, str] | None:
+    """Return address and token of this user's sandbox service, as `rollcage sandbox` finds it, or None."""
+    from rollcage.sandbox.client.address import default_folder, read_address
+
+    service = read_address(default_folder())
+    return None if service is None else (service.address, service.token)
 
 
 if __name__ == "__main__":

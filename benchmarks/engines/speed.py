@@ -26,7 +26,8 @@ from rollcage.command import CommandParser
 from rollcage.errors import UserError
 from rollcage.trainer.engines.base import Engine
 from rollcage.trainer.engines.local import LocalEngine, LocalEngineConfig
-from rollcage.trainer.engines.vllm import VllmEngine, VllmEngineConfig
+from rollcage.trainer.engines.vllm import VllmEngine
+from rollcage.trainer.engines.vllm_options import VllmEngineConfig
 from rollcage.trainer.models import load_model
 from rollcage.trainer.types import Request, Sampling
 

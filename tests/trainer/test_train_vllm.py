@@ -13,7 +13,8 @@ from rollcage.monitor.run_folder import read_metrics, read_rows
 from rollcage.trainer.config import read_config, write_config
 from rollcage.trainer.engines.config import EngineConfig
 from rollcage.trainer.engines.local import LocalEngine
-from rollcage.trainer.engines.vllm import VllmEngine, VllmOptions
+from rollcage.trainer.engines.vllm import VllmEngine
+from rollcage.trainer.engines.vllm_options import VllmOptions
 from rollcage.trainer.presets import PRESETS
 from rollcage.trainer.train_arguments import parse_train
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from rollcage.errors import RollcageError
 from rollcage.trainer.types import Generation, Request
@@ -83,3 +83,15 @@ class Engine(Protocol):
     async def close(self) -> None:
         """Free everything; requests in flight get EngineDied. Idempotent."""
         ...
+
+
+@runtime_checkable
+class Restartable(Protocol):
+    """An engine that can begin anew after its death."""
+
+    async def restart(self) -> None:
+        """Begin anew, with the newest weights that it was ever given; bounded by the engine's own deadlines.
+
+        Raises:
+            EngineError: it cannot, or not now.
+        """

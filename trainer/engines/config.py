@@ -8,7 +8,8 @@ from typing import Literal
 
 from rollcage.trainer.engines.base import Engine
 from rollcage.trainer.engines.local import LocalEngine, LocalEngineConfig
-from rollcage.trainer.engines.vllm import VllmEngine, VllmEngineConfig, VllmOptions
+from rollcage.trainer.engines.vllm import VllmEngine
+from rollcage.trainer.engines.vllm_options import VllmEngineConfig, VllmOptions
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class EngineConfig(LocalEngineConfig):
 
     kind: Literal["local", "vllm"] = "local"
     """local: ours, for any transformers model, on the CPU or a GPU; vllm: vLLM (extra vllm), each replica in a process
-    of its own."""
+    of its own, here or on an engine server."""
     vllm: VllmOptions = field(default_factory=VllmOptions)
     """Of vLLM alone."""
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,50 @@ class PublishedWeights:
 
     def __init__(self) -> None:
         self._memory: tuple[int, Layout, dict[str, Any]] | None = None
+        self.policy_version: int | None = None
+        """Of what was written last; None before."""
 
-    async def write(self, weights: Weights) -> tuple[str, Layout]:
-        """Copy ``weights``; return where processes of this user on this host find them, and how they lie there."""
+    @property
+    def path(self) -> str:
+        """Where processes of this user on this host find the memory."""
+        return f"/proc/{os.getpid()}/fd/{self._written[0]}"
+
+    @property
+    def layout(self) -> Layout:
+        """Where each weight lies in it."""
+        return self._written[1]
+
+    @property
+    def tensors(self) -> Mapping[str, Any]:
+        """The weights, in the layout's order."""
+        return self._written[2]
+
+    @property
+    def _written(self) -> tuple[int, Layout, dict[str, Any]]:
+        if self._memory is None:
+            raise EngineError("no weights have been written")
+        return self._memory
+
+    async def write(self, weights: Weights, policy_version: int) -> None:
+        """Copy ``weights``."""
         layout = make_layout((name, tuple(tensor.shape), tensor.dtype) for name, tensor in weights.items())
         if self._memory is None or self._memory[1] != layout:
             self.close()
             descriptor = open_memory()
             self._memory = (descriptor, layout, map_weights(descriptor, layout))
-        descriptor, layout, tensors = self._memory
-        await asyncio.to_thread(_copy, weights, tensors)
-        return f"/proc/{os.getpid()}/fd/{descriptor}", layout
+        await asyncio.to_thread(_copy, weights, self._memory[2])
+        self.policy_version = policy_version
+
+    @contextmanager
+    def probe(self) -> Iterator[tuple[str, bytes]]:
+        """Yield the path of some memory of ours and what is in it: who can say that can read weights as well."""
+        content = os.urandom(32)
+        descriptor = open_memory()
+        try:
+            os.write(descriptor, content)
+            yield f"/proc/{os.getpid()}/fd/{descriptor}", content
+        finally:
+            os.close(descriptor)
 
     def close(self) -> None:
         """Free the memory; idempotent."""

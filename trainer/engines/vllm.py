@@ -1,10 +1,9 @@
-"""The vLLM engine: a replica of vLLM in a process of ours; weights reach it through shared memory."""
+"""The vLLM engine: a replica of vLLM in a process of ours, or of an engine server's."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,59 +13,26 @@ from rollcage.trainer.child_process import ChildProcess
 from rollcage.trainer.engines.base import EngineDied, EngineError, Weights
 from rollcage.trainer.engines.published_weights import PublishedWeights
 from rollcage.trainer.engines.requests import check_request
+from rollcage.trainer.engines.served import ServedReplica, read_token
+from rollcage.trainer.engines.vllm_options import VllmEngineConfig, worker_environment
+from rollcage.trainer.engines.weights_group import WeightsGroup, open_store
 from rollcage.trainer.models import find_model
 from rollcage.trainer.types import Generation, Request
 
 _PULSE_S = 5.0
 """Seconds between two questions whether the process still makes steps."""
-
-
-@dataclass(frozen=True)
-class VllmOptions:
-    """What only vLLM has."""
-
-    tensor_parallel: int = 1
-    """GPUs that one replica is divided among."""
-    first_gpu: int = 0
-    """The first replica's first GPU, counted among the visible ones; the next replica takes the next ones."""
-    gpu_memory_utilization: float = 0.85
-    """Share of a GPU's memory that a replica takes (on a GPU)."""
-    cache_gib: float = 1.0
-    """Memory for keys and values (on the CPU), in GiB."""
-    compile: bool = False
-    """Let vLLM compile the model and capture CUDA graphs: a slow start, then faster steps."""
-
-
-@dataclass(frozen=True)
-class VllmEngineConfig(VllmOptions):
-    """Configuration of `VllmEngine`; the fields that the local engine has too mean the same."""
-
-    model: str = ""
-    max_batch_size: int = 64
-    max_context_tokens: int = 2048
-    dtype: str = "float32"
-    num_threads: int = 1
-    load_timeout_s: float = 600.0
-    step_timeout_s: float = 300.0
-
-    def __post_init__(self) -> None:
-        """Refuse values that cannot be meant."""
-        least = {"max_batch_size": 1, "max_context_tokens": 2, "num_threads": 0, "tensor_parallel": 1, "first_gpu": 0}
-        for name, bound in least.items():
-            if getattr(self, name) < bound:
-                raise UserError(f"engine: {name} is {getattr(self, name)}, it must be at least {bound}.")
-        for name in ("load_timeout_s", "step_timeout_s", "cache_gib", "gpu_memory_utilization"):
-            if not getattr(self, name) > 0:
-                raise UserError(f"engine: {name} is {getattr(self, name)}, it must be above 0.")
+_BROADCAST_TIMEOUT_S = 60.0
+"""Longest wait for the other members of a broadcast, for each weight."""
 
 
 class VllmEngine:
     """One replica (`Engine`) of vLLM, token ids in and token ids out.
 
-    A process that is killed or stops answering costs the requests that it had, and no other; it ends when this one
-    does, however that ends. Log-probabilities are those of the distribution that was sampled from: at the temperature,
-    and unlike the local engine's, renormalised over what top-p and top-k keep. (They agree where both are off, as they
-    are in training.)
+    The process is ours, or runs on an engine server (``servers``); the two speak the same way. One that is killed or
+    stops answering costs the requests that it had, and no other, and `restart` puts another in its place. It ends when
+    this one does, however that ends. Log-probabilities are those of the distribution that was sampled from: at the
+    temperature, and unlike the local engine's, renormalised over what top-p and top-k keep. (They agree where both are
+    off, as they are in training.)
 
     New weights are put in between two steps; keys and values made by earlier ones are dropped, prefix cache included,
     and those of running requests computed again. So every token is drawn as its version's weights see everything
@@ -86,12 +52,14 @@ class VllmEngine:
         self._config, self._replica, self._log = config, replica, log
         self._vocab_size = 0
         self._live: set[str] = set()
-        self._child: ChildProcess | None = None
+        self._child: ChildProcess | ServedReplica | None = None
         self._started: asyncio.Task[None] | None = None
         self._pulse: asyncio.Task[None] | None = None
         self._died: str | None = None
         self._publishing = asyncio.Lock()
         self._published = PublishedWeights()
+        self._group: WeightsGroup | None = None
+        self._closed = False
 
     @property
     def num_live(self) -> int:
@@ -100,7 +68,7 @@ class VllmEngine:
 
     @property
     def pid(self) -> int:
-        """Process id of the replica, also the id of its process group; 0 where it does not run."""
+        """Process id of the replica, also the id of its process group; 0 where it is not here."""
         return self._child.pid if self._child is not None else 0
 
     async def start(self) -> None:
@@ -118,23 +86,67 @@ class VllmEngine:
 
     async def _start(self) -> None:
         config = self._config
-        if find_spec("vllm") is None:  # importing it here would take seconds and has side effects
-            raise MissingExtra("'vllm' is not installed: run  pip install 'rollcage[vllm]'  (see README for CPUs).")
         if not config.model:
             raise UserError("engine: no model is given: set its path.")
-        find_model(config.model)
+        self._child = await self._open_server() if config.servers else await self._open_process()
+        self.max_context_tokens, self._vocab_size = await self._ask("start", config, limit_s=config.load_timeout_s)
+        self._group = await self._join_group(self._child)
+        self._pulse = asyncio.create_task(self._feel_pulse(), name=f"pulse of engine {self._replica}")
+
+    async def _open_process(self) -> ChildProcess:
+        if find_spec("vllm") is None:  # importing it here would take seconds and has side effects
+            raise MissingExtra("'vllm' is not installed: run  pip install 'rollcage[vllm]'  (see README for CPUs).")
+        find_model(self._config.model)
         if self._log is not None:
             self._log.parent.mkdir(parents=True, exist_ok=True)
-        self._child = ChildProcess(
+        self._child = child = ChildProcess(
             f"engine {self._replica}",
             "rollcage.trainer.engines.vllm_worker",
             died=EngineDied,
-            environment=_environment(config, self._replica),
+            environment=worker_environment(self._config, self._replica),
             log=self._log,
         )
-        await self._child.open()
-        self.max_context_tokens, self._vocab_size = await self._ask("start", config, limit_s=config.load_timeout_s)
-        self._pulse = asyncio.create_task(self._feel_pulse(), name=f"pulse of engine {self._replica}")
+        await child.open()
+        return child
+
+    async def _open_server(self) -> ServedReplica:
+        servers = self._config.servers
+        place, index = divmod(self._replica, len(servers))
+        token = read_token(Path(self._config.token_file))
+        child = ServedReplica(f"engine {self._replica}", servers[index], token)
+        await child.open(self._config, place)
+        return child
+
+    async def _join_group(self, child: ChildProcess | ServedReplica) -> WeightsGroup | None:
+        """Return the group in which weights are broadcast; None where the process reads our memory."""
+        backend = self._config.weights
+        if backend in ("auto", "shared_memory"):
+            with self._published.probe() as (path, content):
+                if await self._ask("can_read", path, content):
+                    return None
+            if backend == "shared_memory":
+                raise UserError(f"engine {self._replica} cannot read our memory: set vllm.weights to gloo.")
+            backend = "gloo"
+        host = child.host if isinstance(child, ServedReplica) else "127.0.0.1"
+        size, timeout_s = 1 + self._config.tensor_parallel, _BROADCAST_TIMEOUT_S
+        store = open_store(host, 0, timeout_s=timeout_s)
+        group, _ = await asyncio.gather(
+            asyncio.to_thread(WeightsGroup, store, 0, size, backend=backend, host=host, timeout_s=timeout_s),
+            self._ask("join_weights_group", host, store.port, size, backend, timeout_s),
+        )
+        return group
+
+    async def restart(self) -> None:
+        """Put a new process in the place of one that has died, with the newest weights; see `Restartable`."""
+        await self._end("it starts anew")
+        await self._cancel_tasks()
+        if self._closed:
+            raise EngineDied("the engine was closed")
+        self._died = self._started = self._pulse = self._child = self._group = None
+        await self.start()
+        async with self._publishing:
+            if self._published.policy_version is not None:
+                await self._put_in(self._published.policy_version)
 
     async def generate(self, request: Request) -> Generation:
         """Sample until a stop id or a limit; see `Engine.generate`."""
@@ -193,19 +205,38 @@ class VllmEngine:
 
     async def _publish(self, weights: Weights, policy_version: int) -> None:
         async with self._publishing:
-            path, layout = await self._published.write(weights)
-            await self._ask("publish", path, layout, policy_version)
-            self.policy_version = policy_version
+            await self._published.write(weights, policy_version)
+            await self._put_in(policy_version)
+
+    async def _put_in(self, policy_version: int) -> None:
+        """Let the process have the weights that were written last."""
+        layout = self._published.layout
+        await self._ask("check_weights", layout)
+        if self._group is None:
+            await self._ask("read_weights", self._published.path, layout, policy_version)
+        else:
+            sending = asyncio.to_thread(self._group.send, self._published.tensors.values())
+            receiving = self._ask("receive_weights", layout, policy_version)
+            for result in await asyncio.gather(receiving, sending, return_exceptions=True):
+                if isinstance(result, BaseException):
+                    await self._end(f"engine {self._replica}: {result}")
+                    raise EngineDied(self._died or "") from result
+        self.policy_version = policy_version
 
     async def close(self) -> None:
         """End the process; requests in flight get EngineDied. Idempotent."""
+        self._closed = True
         await self._end("the engine was closed")
+        await self._cancel_tasks()
+        await self._end("")  # a process that was just being started
+        async with self._publishing:  # what was on its way has failed by now
+            self._published.close()
+
+    async def _cancel_tasks(self) -> None:
         for task in (self._started, self._pulse):
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
-        async with self._publishing:  # what was on its way has failed by now
-            self._published.close()
 
     async def _end(self, reason: str) -> None:
         """Kill the process. Only the first call's reason counts."""
@@ -249,26 +280,3 @@ class VllmEngine:
                 await asyncio.sleep(min(_PULSE_S, self._config.step_timeout_s))
         except EngineError:
             pass  # it died, and whoever waits has been told
-
-
-def _environment(config: VllmEngineConfig, replica: int) -> dict[str, str]:
-    """Return the environment variables that vLLM has for what is no argument of its."""
-    environment = {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine's core in our process: one to watch, one to kill
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
-        "VLLM_HOST_IP": "127.0.0.1",
-        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "HF_HUB_OFFLINE": "1",
-    }
-    if not config.compile:
-        environment["TORCHDYNAMO_DISABLE"] = "1"  # else the first token of a log-probability compiles for half a minute
-    if config.num_threads:
-        environment["OMP_NUM_THREADS"] = str(config.num_threads)
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    first = config.first_gpu + replica * config.tensor_parallel
-    wanted = range(first, first + config.tensor_parallel)
-    names = visible.split(",") if visible else [str(index) for index in range(wanted.stop)]
-    environment["CUDA_VISIBLE_DEVICES"] = ",".join(names[index] for index in wanted if index < len(names))
-    return environment

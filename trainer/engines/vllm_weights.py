@@ -1,17 +1,20 @@
-"""What vLLM's own workers do for us: put in weights that lie in shared memory (vLLM's ``worker_extension_cls``)."""
+"""What vLLM's own workers do for us: put in weights, shared or broadcast (vLLM's ``worker_extension_cls``)."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 from rollcage.trainer.learner.shared_weights import Layout, map_weights
 
 
-class SharedWeightsReader:
+class WeightsReader:
     """Becomes a base class of vLLM's worker; its methods are called on all workers of a replica at once."""
 
     model_runner: Any
+    rank: int
+    _group: Any
 
     def read_shared_weights(self, path: str, layout: Layout) -> None:
         """Load the model's weights, under their names in transformers' format, from memory that another process has.
@@ -25,7 +28,24 @@ class SharedWeightsReader:
             weights = map_weights(descriptor, layout)
         finally:
             os.close(descriptor)
-        self.model_runner.reload_weights(weights_iterator=iter(weights.items()))
+        self._load(iter(weights.items()))
+
+    def join_weights_group(self, trainer: str, port: int, size: int, backend: str, host: str, timeout_s: float) -> None:
+        """Join the group that weights are broadcast in; see `WeightsGroup`. Our rank there follows the trainer's, 0."""
+        from rollcage.trainer.engines.weights_group import WeightsGroup, open_store
+
+        store = open_store(trainer, port, timeout_s=timeout_s)
+        self._group = WeightsGroup(store, self.rank + 1, size, backend=backend, host=host, timeout_s=timeout_s)
+
+    def receive_weights(self, layout: Layout) -> None:
+        """Load the model's weights while they are broadcast in the order of ``layout``."""
+        weights = self._group.receive(layout.entries)
+        self._load(weights)
+        for _ in weights:
+            pass  # what the model did not ask for is broadcast all the same
+
+    def _load(self, weights: Iterator[tuple[str, Any]]) -> None:
+        self.model_runner.reload_weights(weights_iterator=weights)
         _repack_tied(self.model_runner.get_model())
 
     def clear_cache(self) -> None:

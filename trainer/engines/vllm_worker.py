@@ -19,7 +19,7 @@ from rollcage.trainer.types import Generation, Request
 from rollcage.trainer.wire import listen, pack
 
 if TYPE_CHECKING:
-    from rollcage.trainer.engines.vllm import VllmEngineConfig
+    from rollcage.trainer.engines.vllm_options import VllmEngineConfig
     from rollcage.trainer.learner.shared_weights import Layout
 
 
@@ -41,11 +41,12 @@ class VllmWorker:
     """Steps vLLM's engine, and between two steps does what the parent asks for.
 
     Args:
-        reply: (call's number, outcome, value) -> None, as `ChildProcess` wants them.
+        reply: (call's number, outcome, value) -> None, as `Line` wants them.
+        host: this machine's address as the parent sees it.
     """
 
-    def __init__(self, reply: Callable[[int, str, Any], None]) -> None:
-        self._reply = reply
+    def __init__(self, reply: Callable[[int, str, Any], None], host: str = "127.0.0.1") -> None:
+        self._reply, self._host = reply, host
         self._running: dict[str, _Running] = {}
         self._engine: Any = None
         self._expected: Any = None
@@ -127,7 +128,7 @@ class VllmWorker:
                     enable_prefix_caching=True,
                     async_scheduling=False,  # a step ends before the next command: each token's version is certain
                     logprobs_mode="processed_logprobs",
-                    worker_extension_cls="rollcage.trainer.engines.vllm_weights.SharedWeightsReader",
+                    worker_extension_cls="rollcage.trainer.engines.vllm_weights.WeightsReader",
                     disable_log_stats=True,
                 )
                 self._engine = LLMEngine.from_engine_args(arguments)
@@ -158,14 +159,35 @@ class VllmWorker:
         """End a request that nobody waits for."""
         self._take_out(request_id)
 
-    def publish(self, path: str, layout: Layout, policy_version: int) -> None:
-        """Put the weights in that lie at ``path``, and drop what earlier ones have computed.
+    def can_read(self, path: str, content: bytes) -> bool:
+        """Return whether the parent's memory at ``path`` can be read from here, which ``content`` proves."""
+        try:
+            with open(path, "rb") as file:
+                return file.read(len(content)) == content
+        except OSError:
+            return False
 
-        Raises:
-            EngineError: names or shapes are not the model's; nothing has been changed then.
-        """
+    def check_weights(self, layout: Layout) -> None:
+        """Raise EngineError unless names and shapes are the model's."""
         self._expected.check({entry.name: entry.shape for entry in layout.entries})
+
+    def read_weights(self, path: str, layout: Layout, policy_version: int) -> None:
+        """Put the weights in that lie at ``path``, and drop what earlier ones have computed."""
         self._engine.collective_rpc("read_shared_weights", args=(path, layout))
+        self._forget(policy_version)
+
+    def join_weights_group(self, trainer: str, port: int, size: int, backend: str, timeout_s: float) -> None:
+        """Join the group in which the parent broadcasts weights."""
+        arguments = (trainer, port, size, backend, self._host, timeout_s)
+        self._engine.collective_rpc("join_weights_group", args=arguments)
+
+    def receive_weights(self, layout: Layout, policy_version: int) -> None:
+        """Put the weights in that the parent broadcasts, and drop what earlier ones have computed."""
+        self._engine.collective_rpc("receive_weights", args=(layout,))
+        self._forget(policy_version)
+
+    def _forget(self, policy_version: int) -> None:
+        """Drop keys and values of earlier weights; the next token is the new version's."""
         self._engine.reset_prefix_cache(reset_running_requests=True)
         if self._has_diverged:
             self._engine.collective_rpc("clear_cache")
@@ -217,7 +239,8 @@ def main() -> None:
     """Serve until the parent closes its end or is gone."""
     connection = socket.socket(fileno=int(sys.argv[1]))
     calls = listen(connection)
-    worker = VllmWorker(lambda *message: connection.sendall(pack(message)))
+    host = "127.0.0.1" if connection.family == socket.AF_UNIX else connection.getsockname()[0]
+    worker = VllmWorker(lambda *message: connection.sendall(pack(message)), host)
     try:
         while True:
             if worker.is_idle:

@@ -35,6 +35,11 @@ class Loads:
             self._heap = [(load, replica) for replica, load in self._loads.items()]
             heapq.heapify(self._heap)
 
+    def add(self, replica: int) -> None:
+        """Take in a replica without requests."""
+        self._loads[replica] = 0
+        heapq.heappush(self._heap, (0, replica))
+
     def remove(self, replica: int) -> None:
         """Forget a replica."""
         self._loads.pop(replica, None)

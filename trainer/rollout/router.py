@@ -10,6 +10,7 @@ from typing import Literal, TypeVar
 from rollcage.recorder import NullRecorder, Recorder
 from rollcage.trainer.engines.base import Engine, EngineDied, Weights
 from rollcage.trainer.rollout.loads import Loads
+from rollcage.trainer.rollout.restarts import Restarts
 from rollcage.trainer.types import Generation, Request
 
 T = TypeVar("T")
@@ -26,7 +27,8 @@ class Router:
     A trajectory's first turn goes to the live replica with the fewest members of its group, and among equals to the
     one with the fewest live requests: siblings spread, so that one long group does not fill one replica. Later turns
     go where the first one went (the replica may hold the prefix), unless it has died. A replica's death costs the
-    requests that it had; they get EngineDied.
+    requests that it had; they get EngineDied. One that can be restarted is, and takes part again once it has the newest
+    weights; where none is left, requests and publications wait for it.
 
     Args:
         engines: the replicas.
@@ -36,6 +38,7 @@ class Router:
         interrupt: what publishing does to requests in flight, those that wait in the engine included. "continue": they
             go on with the new weights; "abort": they are aborted and start again from their prompt; "wait": they come
             to their end first, and those that come meanwhile wait until the weights are there.
+        max_restarts: restarts of one replica in a row, without a request that it serves between them.
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class Router:
         recorder: Recorder | None = None,
         replicate: bool = True,
         interrupt: Literal["continue", "abort", "wait"] = "continue",
+        max_restarts: int = 5,
     ) -> None:
         if not engines:
             raise ValueError("a router needs at least one engine")
@@ -65,6 +69,10 @@ class Router:
         self._homes: OrderedDict[str, int] = OrderedDict()
         self._siblings: OrderedDict[str, dict[int, int]] = OrderedDict()
         self._last_gauge_s = float("-inf")
+        self._restarts = Restarts(dict(self._live), budget=max_restarts, back=self._rejoin, recorder=self._recorder)
+        self._behind: dict[int, Engine] = {}  # restarted while newer weights were published: the next are for them too
+        self._publishing = asyncio.Lock()
+        self._is_paused = False
 
     @property
     def max_context_tokens(self) -> int:
@@ -94,6 +102,8 @@ class Router:
         while True:
             if not self._gate.is_set() and await self._wait_at_gate(request):
                 return Generation([], [], [], "abort")
+            while not self._live and self._restarts.is_any_under_way:  # the callers' deadlines bound this
+                await self._restarts.wait()
             try:
                 index, generation = await self._generate(request)
                 restart = request.id in self._to_restart and generation.finish_reason == "abort"
@@ -114,7 +124,9 @@ class Router:
         self._loads.change(index, 1)
         self._observe()
         try:
-            return index, await self._engines[index].generate(request)
+            generation = await self._engines[index].generate(request)
+            self._restarts.served(index)
+            return index, generation
         except EngineDied as error:
             self._bury(index, error)
             raise
@@ -144,10 +156,12 @@ class Router:
 
     async def pause(self) -> None:
         """Pause all replicas."""
+        self._is_paused = True
         await self._on_all(lambda engine: engine.pause())
 
     async def resume(self) -> None:
         """Resume all replicas."""
+        self._is_paused = False
         await self._on_all(lambda engine: engine.resume())
 
     async def publish(self, weights: Weights, policy_version: int) -> None:
@@ -173,8 +187,31 @@ class Router:
             self._gate.set()
 
     async def _publish(self, weights: Weights, policy_version: int) -> None:
-        await self._on_all(lambda engine: engine.publish(weights, policy_version))
-        self.policy_version = policy_version
+        while True:
+            async with self._publishing:
+                while self._behind:
+                    await self._join(*self._behind.popitem())
+                if self._live or not self._restarts.is_any_under_way:
+                    await self._on_all(lambda engine: engine.publish(weights, policy_version))
+                if self._live:
+                    self.policy_version = policy_version
+                    return
+            await self._restarts.wait()  # bounded by the engines' deadlines and the budget
+
+    async def _rejoin(self, index: int) -> None:
+        """Let a restarted replica take part again, once it has the weights that the others have."""
+        engine = self._engines[index]
+        async with self._publishing:
+            if engine.policy_version < self.policy_version:
+                self._behind[index] = engine
+            else:
+                await self._join(index, engine)
+
+    async def _join(self, index: int, engine: Engine) -> None:
+        if self._is_paused:
+            await engine.pause()
+        self._live[index] = engine
+        self._loads.add(index)
 
     async def _abort_all(self) -> None:
         """Abort all requests that the replicas have, to start them again when the gate opens."""
@@ -195,6 +232,7 @@ class Router:
     async def close(self) -> None:
         """Close all replicas, dead ones too; an error is raised once all have been tried. Idempotent."""
         self._live.clear()  # what is in flight ends now, and is no death
+        await self._restarts.close()
         results = await asyncio.gather(*(engine.close() for engine in self._engines), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
@@ -228,7 +266,7 @@ class Router:
         for result in results:
             if isinstance(result, BaseException) and not isinstance(result, EngineDied):
                 raise result
-        if not self._live:
+        if not self._live and not self._restarts.is_any_under_way:
             raise EngineDied("no engine replica is left")
 
     def _bury(self, index: int, error: EngineDied) -> None:
@@ -236,6 +274,7 @@ class Router:
             self._loads.remove(index)
             self._recorder.counter("engine_deaths", engine=str(index))
             self._recorder.event("engine_died", engine=index, message=str(error), num_left=len(self._live))
+            self._restarts.begin(index)
 
     def _observe(self) -> None:
         """Record the load of each replica, twice a second at most."""

@@ -14,65 +14,28 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-import transformers
+from tests.trainer.engines.tiny_llama import (
+    CONTEXT,
+    VOCAB,
+    gap,
+    make_model,
+    plain_logprobs,
+    request,
+    sample,
+    weights_of,
+)
 
 from rollcage.errors import MissingExtra, UserError
 from rollcage.trainer.engines.base import ContextFull, EngineDied, EngineError
-from rollcage.trainer.engines.vllm import VllmEngine, VllmEngineConfig
+from rollcage.trainer.engines.vllm import VllmEngine
+from rollcage.trainer.engines.vllm_options import VllmEngineConfig
 from rollcage.trainer.learner.batch import make_batch
 from rollcage.trainer.learner.config import LearnerConfig
 from rollcage.trainer.learner.deepspeed_learner import DeepSpeedLearner
 from rollcage.trainer.rollout.router import Router
-from rollcage.trainer.types import Generation, Group, Request, Sampling, Segment, Trajectory, TurnRecord
+from rollcage.trainer.types import Generation, Request, Sampling
 
 pytestmark = pytest.mark.timeout(300)  # the first test of the file waits for the replicas
-
-VOCAB = 64
-CONTEXT = 512
-
-
-def make_model(seed: int = 0) -> transformers.PreTrainedModel:
-    """A random model whose distributions are far from uniform; its embeddings are tied, as many small models' are."""
-    torch.manual_seed(seed)
-    config = transformers.LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=CONTEXT,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    model = transformers.LlamaForCausalLM(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.mul_(4)
-    return model
-
-
-def weights_of(model: transformers.PreTrainedModel) -> dict[str, torch.Tensor]:
-    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-
-
-def plain_logprobs(
-    model: transformers.PreTrainedModel, request_: Request, generation: Generation, temperature: float = 1.0
-) -> list[float]:
-    """Log-probabilities of the sampled tokens by one plain forward pass over the whole sequence."""
-    ids = torch.tensor([[*request_.prompt_ids, *generation.token_ids]])
-    with torch.inference_mode():
-        logits = model(input_ids=ids).logits[0, len(request_.prompt_ids) - 1 : -1]
-    return (logits / temperature).log_softmax(-1).gather(1, ids[0, len(request_.prompt_ids) :, None])[:, 0].tolist()
-
-
-def request(id_: str, length: int = 5, max_new_tokens: int = 12, **fields: object) -> Request:
-    """A request whose prompt and seed follow from its id and length."""
-    prompt = [(sum(map(ord, id_)) * 31 + position * 17) % VOCAB for position in range(length)]
-    sampling = fields.pop("sampling", Sampling(max_new_tokens))
-    return Request(id_, prompt, sampling, seed=sum(map(ord, id_)), **fields)  # type: ignore[arg-type]
 
 
 async def some_steps(engine: VllmEngine) -> None:
@@ -289,40 +252,18 @@ def test_sampler_and_trainer_agree_after_every_publish_and_differ_before_it(engi
     """Three updates with DeepSpeed: mean |old - behav| of fresh samples before and after each publish."""
     gaps: list[tuple[float, float]] = []
 
-    async def sample(version: int) -> list[Group]:
-        requests = [request(f"v{version}m{member}", max_new_tokens=24, group="g") for member in range(8)]
-        groups = []
-        for index, generation in enumerate(await asyncio.gather(*map(engine.generate, requests))):
-            prompt = list(requests[index].prompt_ids)
-            end = len(prompt) + len(generation.token_ids)
-            segment = Segment(
-                [*prompt, *generation.token_ids],
-                [0] * len(prompt) + [1] * len(generation.token_ids),
-                [0.0] * len(prompt) + generation.logprobs,
-                [-1] * len(prompt) + generation.policy_versions,
-            )
-            turn = TurnRecord("", "", float(sum(generation.token_ids) % 2), 0, len(prompt), end, "length")
-            trajectory = Trajectory((index // 4, index % 4), "task", 0, turns=[turn], segments=[segment])
-            groups.append(Group(index // 4, "task", [trajectory], version))
-        return groups
-
-    async def gap(learner: DeepSpeedLearner, groups: list[Group]) -> float:
-        batch = make_batch(groups)
-        differences = abs(await learner.logprobs(batch) - batch.rollout_logprobs)
-        return float(differences[batch.loss_mask].mean())
-
     async def main() -> None:
         learner = DeepSpeedLearner(LearnerConfig(str(folder), lr=1e-3))
         await learner.start()
         try:
-            groups = await sample(0)
+            groups = await sample(engine.generate, 0)
             for version in (1, 2, 3):
                 statistics = await learner.train(make_batch(groups))
                 assert statistics["logprob_gap_mean"] < 1e-5  # reported with every update, over fresh samples
                 assert statistics["logprob_gap_max"] < 1e-3
                 before = await gap(learner, groups)
                 await engine.publish(await learner.publish(), version)
-                groups = await sample(version)
+                groups = await sample(engine.generate, version)
                 gaps.append((before, await gap(learner, groups)))
         finally:
             await learner.close()
@@ -338,7 +279,7 @@ def test_a_killed_replica_costs_its_own_requests_only(replicas, runner):
     """T3 with kill -9: an error for those in flight there, none for the others, and the router goes on."""
 
     async def main() -> None:
-        router = Router(replicas)
+        router = Router(replicas, max_restarts=0)
         await replicas[1].pause()  # so that none of its requests is through before the kill
         tasks = [
             asyncio.create_task(router.generate(request(f"m{i}", max_new_tokens=400, group="g"))) for i in range(8)
