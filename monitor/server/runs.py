@@ -1,0 +1,117 @@
+"""The runs below one folder: found by name only, each read through one reader that all viewers share."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from starlette.requests import Request
+
+from rollcage.errors import UserError
+from rollcage.monitor.server.answers import dumped
+from rollcage.monitor.server.errors import Refused
+from rollcage.monitor.store import RunReader, find_runs
+
+RESCAN_S = 2.0
+"""The folder is looked through again after so long."""
+FRESH_S = 0.5
+"""What one viewer was just told, another is told too: viewers cost little, and nobody sees more than twice a second."""
+MAX_READERS = 64
+"""Runs that are kept open; the one that was looked at longest ago is closed."""
+MAX_ANSWERS = 512
+
+
+@dataclass(slots=True)
+class _Answer:
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    body: bytes = b""
+    at_s: float = float("-inf")
+
+
+class Runs:
+    """All runs below a folder; thread-safe.
+
+    An id is the path of a run folder below ``folder`` as it was found there. No part of a request is ever made a path.
+
+    Args:
+        folder: where runs are; may be a run itself.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._lock = threading.Lock()
+        self._found: dict[str, Path] = {}
+        self._found_at_s = float("-inf")
+        self._readers: OrderedDict[str, RunReader] = OrderedDict()
+        self._answers: OrderedDict[tuple[str, ...], _Answer] = OrderedDict()
+
+    def ids(self) -> dict[str, Path]:
+        """Return id -> run folder, the newest first. Links that lead out of the folder are left out."""
+        with self._lock:
+            if time.monotonic() - self._found_at_s > RESCAN_S:
+                root = self.folder.resolve()
+                self._found = {
+                    _id(path, self.folder): path
+                    for path in find_runs(self.folder)
+                    if path.resolve().is_relative_to(root)
+                }
+                self._found_at_s = time.monotonic()
+            return dict(self._found)
+
+    def reader(self, run_id: str) -> RunReader:
+        """Return the reader of a run.
+
+        Raises:
+            Refused: there is no such run (404), or it cannot be read (422).
+        """
+        path = self.ids().get(run_id)
+        if path is None:
+            raise Refused("there is no such run.", 404)
+        with self._lock:
+            reader = self._readers.get(run_id)
+            if reader is None:
+                try:
+                    reader = RunReader(path)
+                except UserError as error:
+                    raise Refused(str(error), 422) from None
+                self._readers[run_id] = reader
+            self._readers.move_to_end(run_id)
+            while len(self._readers) > MAX_READERS:
+                self._readers.popitem(last=False)[1].close()
+            return reader
+
+    def shared(self, key: tuple[str, ...], made: Callable[[], Any], *, fresh_s: float = FRESH_S) -> bytes:
+        """Return ``made()`` as JSON, or what another viewer got for the same ``key`` less than ``fresh_s`` ago.
+
+        Viewers who ask at the same moment wait for one answer.
+        """
+        with self._lock:
+            answer = self._answers.setdefault(key, _Answer())
+            self._answers.move_to_end(key)
+            while len(self._answers) > MAX_ANSWERS:
+                self._answers.popitem(last=False)
+        with answer.lock:
+            if time.monotonic() - answer.at_s > fresh_s:
+                answer.body, answer.at_s = dumped(made()), time.monotonic()
+            return answer.body
+
+    def close(self) -> None:
+        """Close all readers; idempotent."""
+        with self._lock:
+            while self._readers:
+                self._readers.popitem()[1].close()
+
+
+def _id(path: Path, folder: Path) -> str:
+    return path.name if path == folder else path.relative_to(folder).as_posix()
+
+
+def runs_of(request: Request) -> Runs:
+    """Return the runs that are shown."""
+    runs: Runs = request.app.state.runs
+    return runs
