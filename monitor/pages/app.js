@@ -26,6 +26,9 @@ function drawNavigation(page) {
   fill(document.getElementById("nav"), PAGES.map(([id, title]) => h("a", {
     href: address(id, OF_A_RUN.has(id) && lastRun ? { run: lastRun } : {}), "aria-current": title === name ? "page" : null, "data-key": `nav-${id}`,
   }, title)));
+  const nav = document.getElementById("nav");
+  const shown = nav.querySelector("[aria-current]");
+  if (shown) nav.scrollLeft = shown.offsetLeft - nav.offsetLeft - (nav.clientWidth - shown.offsetWidth) / 2;
 }
 
 /** The run of a view: the address' own, else the last one looked at, else the newest. */

@@ -25,13 +25,11 @@ export function barChart(title, rows, names = [""], { total = false } = {}) {
   return figure;
 }
 
-/** Bars from a histogram of the store: {bounds, counts}. */
+/** Bars from a histogram of the store: {bounds, counts}; buckets that nothing fell into are left out. */
 export function histogramChart(title, { bounds, counts }, unit = "") {
-  const first = counts.findIndex(Boolean);
-  const last = counts.findLastIndex(Boolean);
   const rows = counts.map((value, index) => ({
     label: index < bounds.length ? `≤ ${number(bounds[index])}${unit}` : `> ${number(bounds.at(-1))}${unit}`,
     pieces: [{ name: "", value }],
   }));
-  return barChart(title, first < 0 ? [] : rows.slice(first, last + 1), [""], { total: true });
+  return barChart(title, rows.filter(({ pieces: [{ value }] }) => value), [""], { total: true });
 }

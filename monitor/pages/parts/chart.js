@@ -9,10 +9,10 @@
 // figure.model = {title, lines: [{name, x, y, low, high}]}.
 
 import { fill, h, s } from "./dom.js";
-import { number } from "./format.js";
-import { extent, linear, nearest, roomy, ticks } from "./scale.js";
+import { clock, number } from "./format.js";
+import { clockTicks, extent, linear, nearest, roomy, ticks } from "./scale.js";
 
-const HEIGHT = 190;
+const TALL = 190;
 const MARGIN = { top: 8, right: 10, bottom: 22, left: 52 };
 const NUM_COLOURS = 8;
 
@@ -27,12 +27,12 @@ const sized = new ResizeObserver((entries) => {
  * Make a chart; `figure.update(lines)` gives it other lines.
  *
  * lines: [{name, x, y, low, high}], x ascending, nulls in y are gaps, low and high (optional) bound a band.
- * options: xTitle, formatX(value), formatY(value), xLimits: [from, to], dots (draw points, not lines only).
+ * options: height (pixels), seconds (x is a time), formatY(value), xLimits: [from, to], dots (draw points, not lines only).
  */
 export function lineChart(title, lines, options = {}) {
   const readout = h("span", { class: "readout", "aria-live": "polite" });
   const legend = h("div", { class: "legend" });
-  const svg = s("svg", { role: "img", tabindex: 0, height: HEIGHT });
+  const svg = s("svg", { role: "img", tabindex: 0, height: options.height ?? TALL });
   const figure = h("figure", { class: "chart" }, h("figcaption", {}, h("b", {}, title), readout), svg, legend);
   figure.chart = new LineChart(figure, svg, legend, readout, options);
   figure.model = { title, lines };
@@ -80,23 +80,24 @@ class LineChart {
   paint() {
     const lines = this.figure.model.lines.map((line, index) => ({ ...line, colour: `c${index % NUM_COLOURS}` }));
     const shown = lines.filter((line) => !this.hidden.has(line.name));
-    const width = Math.max(160, this.figure.clientWidth);
-    this.svg.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
+    const width = Math.max(160, this.legend.clientWidth);
+    const height = this.options.height ?? TALL;
+    this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     this.label();
     this.paintLegend(lines);
     const across = this.options.xLimits ?? extent(shown.map((line) => line.x));
     const up = extent(shown.flatMap((line) => [line.y, line.low, line.high]));
     this.scale = null;
     if (!across || !up) {
-      fill(this.svg, s("text", { x: width / 2, y: HEIGHT / 2, class: "nothing" }, "no data yet"));
+      fill(this.svg, s("text", { x: width / 2, y: height / 2, class: "nothing" }, "no data yet"));
       return;
     }
     const limits = roomy(up);
     const x = linear(across, [MARGIN.left, width - MARGIN.right]);
-    const y = linear(limits, [HEIGHT - MARGIN.bottom, MARGIN.top]);
+    const y = linear(limits, [height - MARGIN.bottom, MARGIN.top]);
     this.scale = { x, y, across, width, shown };
-    this.cursor = s("line", { class: "cursor", y1: MARGIN.top, y2: HEIGHT - MARGIN.bottom, visibility: "hidden" });
-    fill(this.svg, this.axes(x, y, across, limits, width),
+    this.cursor = s("line", { class: "cursor", y1: MARGIN.top, y2: height - MARGIN.bottom, visibility: "hidden" });
+    fill(this.svg, this.axes(x, y, across, limits, width, height),
       shown.filter((line) => line.low).map((line) => s("path", { class: `band ${line.colour}`, d: band(line, x, y) })),
       shown.map((line) => s("path", { class: `line ${line.colour}`, d: path(line.x, line.y, x, y) })),
       shown.map((line) => (this.options.dots || line.x.length < 2) && line.x.map((at, index) => line.y[index] !== null && s("circle", { class: `dot ${line.colour}`, cx: x(at), cy: y(line.y[index]), r: 2.5 }))),
@@ -104,15 +105,14 @@ class LineChart {
     if (this.at !== null) this.read(this.at);
   }
 
-  axes(x, y, across, limits, width) {
-    const formatX = this.options.formatX ?? number;
+  axes(x, y, across, limits, width, height) {
     return s("g", { class: "axes" },
-      ticks(...limits, 4).map((value) => [
+      ticks(...limits, height < 150 ? 2 : 4).map((value) => [
         s("line", { x1: MARGIN.left, x2: width - MARGIN.right, y1: y(value), y2: y(value) }),
         s("text", { x: MARGIN.left - 6, y: y(value) + 4, class: "end" }, this.formatY(value)),
       ]),
-      ticks(...across, Math.max(2, Math.floor(width / 110))).map((value) =>
-        s("text", { x: x(value), y: HEIGHT - 6, class: "middle" }, formatX(value))));
+      (this.options.seconds ? clockTicks : ticks)(...across, Math.max(2, Math.floor(width / 110))).map((value) =>
+        s("text", { x: x(value), y: height - 6, class: "middle" }, this.formatX(value))));
   }
 
   paintLegend(lines) {
@@ -124,6 +124,10 @@ class LineChart {
         this.draw();
       },
     }, h("i", { class: line.colour }), line.name)));
+  }
+
+  formatX(value) {
+    return this.options.seconds ? clock(value) : number(value);
   }
 
   formatY(value) {
@@ -164,7 +168,7 @@ class LineChart {
     this.cursor.setAttribute("visibility", "visible");
     this.cursor.setAttribute("x1", this.scale.x(place));
     this.cursor.setAttribute("x2", this.scale.x(place));
-    this.readout.textContent = `${(this.options.formatX ?? number)(place)}: ${parts.slice(0, NUM_COLOURS).join(", ")}`;
+    this.readout.textContent = `${this.formatX(place)}: ${parts.slice(0, NUM_COLOURS).join(", ")}`;
   }
 }
 

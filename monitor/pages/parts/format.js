@@ -32,6 +32,17 @@ export function duration(seconds) {
   return `${(seconds / 86400).toFixed(1)} days`;
 }
 
+/** Seconds as 1:02:03, for axes. */
+export function clock(seconds) {
+  if (!isNumber(seconds)) return DASH;
+  const whole = Math.round(seconds * 10) / 10;
+  const rest = Number((whole % 60).toFixed(1));
+  const minutes = Math.floor(whole / 60);
+  const tail = `${rest < 10 ? "0" : ""}${rest}`;
+  if (minutes < 60) return `${minutes}:${tail}`;
+  return `${Math.floor(minutes / 60)}:${String(minutes % 60).padStart(2, "0")}:${tail}`;
+}
+
 /** Seconds since 1970 as local date and time. */
 export function moment(epoch) {
   return isNumber(epoch) && epoch > 0 ? new Date(1000 * epoch).toLocaleString("sv-SE") : DASH;
@@ -41,7 +52,9 @@ export function moment(epoch) {
 export function ago(epoch) {
   if (!isNumber(epoch) || epoch <= 0) return DASH;
   const seconds = Math.max(0, Date.now() / 1000 - epoch);
-  return seconds < 2 ? "now" : `${duration(Math.round(seconds))} ago`;
+  if (seconds < 2) return "now";
+  const [size, unit] = [[86400, "days"], [3600, "h"], [60, "min"]].find(([it]) => seconds >= 2 * it) ?? [1, "s"];
+  return `${Math.floor(seconds / size)} ${unit} ago`;
 }
 
 /** Bytes in MiB or GiB. */

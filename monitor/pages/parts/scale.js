@@ -25,6 +25,17 @@ export function ticks(least, greatest, num) {
   return found;
 }
 
+const CLOCK_STEPS_S = [0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200];
+
+/** Return about `num` moments within [least, greatest] seconds, round as clocks are. */
+export function clockTicks(least, greatest, num) {
+  const rough = (greatest - least) / Math.max(1, num);
+  if (!(rough > 0)) return [least];
+  const step = CLOCK_STEPS_S.find((it) => it >= rough) ?? 86400 * Math.ceil(rough / 86400);
+  const first = Math.ceil(least / step - 1e-9);
+  return Array.from({ length: Math.max(0, Math.floor(greatest / step + 1e-9) - first + 1) }, (_, index) => (first + index) * step);
+}
+
 /** Return the function that takes `least` to `from` and `greatest` to `to`. */
 export function linear([least, greatest], [from, to]) {
   const factor = greatest > least ? (to - from) / (greatest - least) : 0;

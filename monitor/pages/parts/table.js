@@ -5,7 +5,7 @@ import { h } from "./dom.js";
 /**
  * Make a table.
  *
- * columns: [{title, cell(row) -> text or element, numeric, grow, sort: key}].
+ * columns: [{title, cell(row) -> text or element, numeric, grow (takes the room that is left), clip (one line of it), sort: key}].
  * options: caption, empty (what to say without rows), key(row), href(row) (the row's first cell becomes a link),
  *   chosen(row), sorted: {key, descending}, onSort(key, descending).
  */
@@ -30,7 +30,7 @@ export function table(columns, rows, { caption, empty, key, href, chosen, sorted
     h("table", {}, caption ? h("caption", {}, caption) : null, h("thead", {}, h("tr", {}, head)), h("tbody", {}, body)));
 }
 
-const cls = (column) => [column.numeric ? "numeric" : "", column.grow ? "grow" : ""].join(" ").trim() || null;
+const cls = (column) => [column.numeric ? "numeric" : "", column.grow ? "grow" : "", column.clip ? "clip" : ""].join(" ").trim() || null;
 
 /** Make a line that says why there is nothing, and what to do. */
 export function note(text) {

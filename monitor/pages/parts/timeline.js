@@ -3,8 +3,8 @@
 // figure.model = {first, last, tracks: [{name, spans: [{name, start_s, end_s, num, busy_s}]} or {name, strip: {at_s, value}}]}
 
 import { h } from "./dom.js";
-import { duration, number } from "./format.js";
-import { linear, nearest, ticks } from "./scale.js";
+import { clock, duration, number } from "./format.js";
+import { clockTicks, linear, nearest } from "./scale.js";
 
 const ROW = 24;
 const LEFT = 118;
@@ -54,7 +54,7 @@ function drag(canvas, figure, onMove) {
 
 function paint(figure, canvas, legend, title) {
   const { first, last, tracks } = figure.model;
-  const width = Math.max(220, figure.clientWidth);
+  const width = Math.max(200, legend.clientWidth);
   const height = tracks.length * ROW + BOTTOM;
   const ratio = window.devicePixelRatio || 1;
   canvas.width = width * ratio;
@@ -89,7 +89,9 @@ function paint(figure, canvas, legend, title) {
   });
   pen.fillStyle = style.getPropertyValue("--quiet");
   pen.textAlign = "center";
-  for (const at of ticks(first, last, Math.max(2, Math.floor(width / 130)))) pen.fillText(duration(at - figure.model.zero), Math.min(width - 22, Math.max(LEFT + 12, x(at))), height - BOTTOM / 2);
+  const { zero } = figure.model;
+  for (const at of clockTicks(first - zero, last - zero, Math.max(2, Math.floor(width / 130))))
+    pen.fillText(clock(at), Math.min(width - 16, Math.max(LEFT + 12, x(at + zero))), height - BOTTOM / 2);
   pen.textAlign = "left";
   legend.replaceChildren(...[...names].map(([name, index]) => h("span", {}, h("i", { class: `c${index}` }), name)));
   canvas.setAttribute("aria-label", `${title}: ${tracks.map((track) => track.name).join(", ")}; ${duration(last - first)}. Arrow keys move, + and - zoom.`);
@@ -110,7 +112,7 @@ function spoken({ first, last, tracks, zero }, canvas, event) {
   const track = tracks[Math.floor(event.offsetY / ROW)];
   const at = linear([LEFT, canvas.clientWidth], [first, last])(event.offsetX);
   if (!track || event.offsetX < LEFT) return "";
-  const when = duration(at - zero);
+  const when = clock(at - zero);
   if (track.strip) return `${when}: ${track.name} ${number(track.strip.value[nearest(track.strip.at_s, at)])}`;
   const span = track.spans.find((it) => it.start_s <= at && at <= it.end_s);
   if (!span) return `${when}: ${track.name}, nothing`;

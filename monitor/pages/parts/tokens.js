@@ -50,7 +50,7 @@ export function titleOf(name) {
 }
 
 /** Return the texts of a turn's tokens, or null where the run did not write them. */
-function piecesOf(trajectory, turn) {
+export function piecesOf(trajectory, turn) {
   const notes = trajectory.annotations ?? {};
   const all = notes.pieces ?? notes.tokens?.pieces ?? notes.segments?.[turn.segment]?.pieces ?? trajectory.segments?.[turn.segment]?.pieces;
   const own = Array.isArray(all?.[0]) ? all[turn.segment] : all;

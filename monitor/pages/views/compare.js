@@ -11,7 +11,7 @@ const DEFAULT = ["rollout/reward", "rollout/success", "learner/entropy", "learne
 export async function show({ root, params, signal }) {
   const runs = params.getAll("runs");
   const names = params.getAll("names").length ? params.getAll("names") : DEFAULT;
-  const charts = new Map(names.map((name) => [name, lineChart(name, [], { xTitle: "updates" })]));
+  const charts = new Map(names.map((name) => [name, lineChart(name, [])]));
   const groups = h("div", {});
   const missing = h("div", {});
   const refresh = async () => {
@@ -36,7 +36,7 @@ export async function show({ root, params, signal }) {
   const picker = h("select", { id: "metric", "aria-label": "Add a chart", value: "", onchange: (event) => change({ names: [...names, event.target.value] }) },
     h("option", { value: "" }, "add a chart …"), all.names.filter((name) => !names.includes(name)).map((name) => h("option", { value: name }, name)));
   root.append(h("p", { class: "quiet" }, "The line is the mean over the seeds; the band is its 95 % interval (Student's t). A single run has no band."),
-    missing, groups, h("div", { class: "charts" }, charts.values()), names.length < 20 ? picker : null);
+    missing, groups, h("div", { class: "charts" }, [...charts.values()]), names.length < 20 ? picker : null);
   await refresh();
   return refresh;
 }

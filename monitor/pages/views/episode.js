@@ -7,13 +7,14 @@ import { h } from "../parts/dom.js";
 import { duration, number } from "../parts/format.js";
 import { say } from "../parts/notices.js";
 import { badge, facts, note } from "../parts/table.js";
-import { textBlock } from "../parts/texts.js";
-import { quantities, titleOf, tokenBlock, valuesOf } from "../parts/tokens.js";
+import { oneLine, textBlock } from "../parts/texts.js";
+import { piecesOf, quantities, titleOf, tokenBlock, valuesOf } from "../parts/tokens.js";
 import { result } from "./trajectories.js";
 
 const FIRST_CHOICE = ["advantages", "credit", "logprob_gap", "rollout_logprobs"];
 const CURVES = ["waad", "fai"];
 const MOST_TURNS = 60;
+const LOW = 110;
 
 export async function show({ root, params, run, signal, keys }) {
   const key = params.get("key") ?? "";
@@ -72,9 +73,9 @@ function column(it, colour, shown) {
   const summary = { ...it, failure_kind: it.failure?.kind, failure_reason: it.failure?.reason };
   return h("article", { "aria-label": `episode ${it.id}` },
     h("div", { class: "head" }, h("h2", {}, it.id), result(summary), it.truncated ? badge("truncated", "warning") : null),
-    facts([["task", it.task_id], ["environment", it.env_id], ["policy", it.policy], ["reward", number(it.return)], ["seed", String(it.seed)],
+    facts([["task", oneLine(it.task_id)], ["environment", oneLine(it.env_id)], ["policy", oneLine(it.policy)], ["reward", number(it.return)], ["seed", String(it.seed)],
       ["versions", it.start_version === it.end_version ? it.start_version : `${it.start_version} to ${it.end_version}`], ["took", duration(steps)], ["turns", it.turns.length]]),
-    it.failure ? h("details", { class: "finding critical", open: true, "data-key": `failure-${it.id}` }, h("summary", {}, badge(it.failure.kind, "critical"), ` ${it.failure.reason}`), textBlock(it.failure.message, { label: "failure" })) : null,
+    it.failure ? h("details", { class: "finding critical", open: true, "data-key": `failure-${it.id}` }, h("summary", {}, badge(it.failure.kind, "critical"), " ", oneLine(it.failure.reason)), textBlock(it.failure.message, { label: "failure" })) : null,
     explanation(it.info),
     h("section", { class: "turn" }, h("h3", {}, "Task"), textBlock(it.prompt, { label: "prompt", kind: "observation" })),
     it.turns.slice(0, shown).map((turn, index) => turnOf(it, turn, index, colour)),
@@ -91,12 +92,13 @@ function explanation(info) {
 
 function turnOf(it, turn, index, colour) {
   const curves = CURVES.map((name) => ({ name: titleOf(name), y: valuesOf(it, turn, name) })).filter(({ y }) => y.length).map((line) => ({ ...line, x: line.y.map((_, token) => token) }));
+  const coloured = colour ? tokenBlock(it, turn, colour) : null;
   const drawn = valuesOf(it, turn, colour);
   const about = [`reward ${number(turn.reward)}`, turn.finish_reason, `model ${duration(turn.act_s)}`, `environment ${duration(turn.env_s)}`];
   return h("section", { class: "turn" }, h("h3", {}, `Turn ${index + 1}`, h("span", { class: "quiet" }, ` ${about.filter(Boolean).join(" · ")}`)),
-    textBlock(turn.action, { label: "message", kind: "action" }),
-    colour ? tokenBlock(it, turn, colour) : null,
-    drawn.length > 1 && !CURVES.includes(colour) ? lineChart(titleOf(colour), [{ name: colour, x: drawn.map((_, token) => token), y: drawn }]) : null,
-    curves.map((line) => lineChart(line.name, [line])),
+    coloured && piecesOf(it, turn) ? null : textBlock(turn.action, { label: "message", kind: "action" }),
+    coloured,
+    drawn.length > 1 && !CURVES.includes(colour) ? lineChart(titleOf(colour), [{ name: colour, x: drawn.map((_, token) => token), y: drawn }], { height: LOW }) : null,
+    curves.map((line) => lineChart(line.name, [line], { height: LOW })),
     turn.observation ? textBlock(turn.observation, { label: "reply", kind: "observation" }) : null);
 }

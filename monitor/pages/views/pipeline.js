@@ -99,11 +99,11 @@ function drawGauges(box, charts, points, zero) {
     names.get(name).push({ name: labels ?? name.replaceAll("_", " "), x: data.at_s.map((at) => at - zero), y: data.value });
   }
   for (const [name, lines] of names) {
-    if (!charts.has(name)) charts.set(name, lineChart(name.replaceAll("_", " "), [], { formatX: duration }));
+    if (!charts.has(name)) charts.set(name, lineChart(name.replaceAll("_", " "), [], { seconds: true }));
     charts.get(name).update(lines.slice(0, 16));
   }
   if (box.querySelectorAll("figure").length !== charts.size || !charts.size)
-    fill(box, charts.size ? h("div", { class: "charts" }, charts.values()) : note("No queue depths yet: they are written twice a second while the run samples."));
+    fill(box, charts.size ? h("div", { class: "charts" }, [...charts.values()]) : note("No queue depths yet: they are written twice a second while the run samples."));
 }
 
 function accountOf({ columns, balanced, difference, failed_by_kind: kinds }) {

@@ -5,7 +5,6 @@ import { get, runPath } from "../parts/api.js";
 import { histogramChart } from "../parts/bars.js";
 import { lineChart } from "../parts/chart.js";
 import { fill, h } from "../parts/dom.js";
-import { duration } from "../parts/format.js";
 import { runHeader } from "../parts/run_header.js";
 import { note } from "../parts/table.js";
 
@@ -21,18 +20,18 @@ const CHARTS = [
   ["Policy", "Clipped and capped (share of tokens)", /clip|capped|masked_frac|dropped/],
   ["Off-policy", "Staleness (versions)", /staleness|drift/],
   ["Off-policy", "Sampler against trainer: |log-probability gap|", /logprob_gap/],
-  ["Optimisation", "Gradient norm", /grad_norm/],
-  ["Optimisation", "Loss", /loss/],
-  ["Optimisation", "Learning rate", /\/lr/],
-  ["Critics", "Critics", /critic|value|explained|td_error|gae/],
-  ["Credit", "Credit", /credit|waad|fai|gamma|anchor|advantage/],
-  ["Episodes", "Sampled tokens an episode", /rollout\/sampled_tokens/],
-  ["Episodes", "Turns an episode", /rollout\/turns/],
-  ["Episodes", "Seconds an episode", /rollout\/episode_s/],
-  ["Episodes", "Cut by length (share)", /cut_by_length/],
-  ["Batch", "Samples and tokens a batch", /num_samples|num_tokens/],
-  ["Batch", "Rows left out", /num_rows/],
-  ["Time", "Seconds an update", /^time\/(wait|train|publish)_s|learner\/seconds/],
+  ["Learner, critics, credit", "Gradient norm", /grad_norm/],
+  ["Learner, critics, credit", "Loss", /^(?!.*(critic|value)).*loss/],
+  ["Learner, critics, credit", "Learning rate", /\/lr/],
+  ["Learner, critics, credit", "Critics", /critic|value|explained|td_error|gae/],
+  ["Learner, critics, credit", "Credit", /credit|waad|fai|gamma|anchor|advantage/],
+  ["Episodes and batches", "Sampled tokens an episode", /rollout\/sampled_tokens/],
+  ["Episodes and batches", "Turns an episode", /rollout\/turns/],
+  ["Episodes and batches", "Seconds an episode", /rollout\/episode_s/],
+  ["Episodes and batches", "Cut by length (share)", /cut_by_length/],
+  ["Episodes and batches", "Samples and tokens a batch", /num_samples|num_tokens/],
+  ["Episodes and batches", "Rows left out", /num_rows/],
+  ["Episodes and batches", "Seconds an update", /^time\/(wait|train|publish)_s|learner\/seconds/],
 ];
 const NOT_HERE = /^(account|counter)\/|^time\/elapsed_s$|^time$/;
 const MAX_POINTS = 1000;
@@ -54,7 +53,7 @@ export async function show({ root, params, run, signal }) {
   const [header, { names }] = await Promise.all([runHeader("Training", run, signal), get(runPath(run, "/metric_names"), {}, signal)]);
   const layout = arranged(names);
   const wanted = layout.flatMap(([, , found]) => found);
-  const charts = layout.map(([group, title, found]) => [group, found, lineChart(title, [], bySeconds ? { formatX: duration } : {})]);
+  const charts = layout.map(([group, title, found]) => [group, found, lineChart(title, [], bySeconds ? { seconds: true } : {})]);
   const spread = h("div", { class: "charts" });
   const body = h("div", {});
   root.append(header, h("div", { class: "row" },

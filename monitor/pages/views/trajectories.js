@@ -57,7 +57,7 @@ function rows(run, trajectories, total, sort, descending, isFiltered) {
     { title: "Tokens", numeric: true, cell: (it) => number(it.num_tokens), sort: "num_tokens" },
     { title: "Took", numeric: true, cell: (it) => duration(it.duration_s), sort: "duration_s" },
     { title: "Version", numeric: true, cell: (it) => (it.start_version === it.end_version ? it.start_version : `${it.start_version}–${it.end_version}`), sort: "start_version" },
-    { title: "Prompt", grow: true, cell: (it) => oneLine(it.prompt, 100) },
+    { title: "Prompt", clip: true, cell: (it) => oneLine(it.prompt, 160) },
   ], trajectories, {
     caption: `${number(total)} episodes`, key: (it) => it.key, href: (it) => address("episode", { run, key: it.key }),
     sorted: { key: sort, descending }, onSort: (key, down) => change({ sort: key, order: down ? null : "up", offset: null }),

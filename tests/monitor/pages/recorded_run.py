@@ -36,7 +36,7 @@ def write_config(folder: Path, *, seed: int, num_updates: int) -> None:
         "model": "small",
         "env": {"id": "rollcage/Countdown-v0", "args": {}, "split": "train"},
         "rollout": {"num_groups": 4, "group_size": 4},
-        "learner": {"lr": 0.0002, "seed": seed},
+        "learner": {"lr": 0.0002},
         "wandb": {"api_key": "very-secret-word"},
         "num_updates": num_updates,
         "seed": seed,
