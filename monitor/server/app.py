@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from importlib.metadata import version
 from importlib.resources.abc import Traversable
 
 from fastapi import FastAPI, Request
@@ -11,7 +12,6 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from rollcage import __version__
 from rollcage.errors import RollcageError, UserError
 from rollcage.monitor.server import control, run_routes, sandbox_routes, stream
 from rollcage.monitor.server.answers import Json
@@ -72,7 +72,7 @@ def _add_about(app: FastAPI) -> None:
     async def about(request: Request) -> Response:
         return Json(
             {
-                "version": __version__,
+                "version": version("rollcage"),
                 "runs_dir": str(app.state.runs.folder),
                 "actions": request.state.knows_token,
                 "needs_token": app.state.reads_need_token,
