@@ -65,13 +65,14 @@ def diagnose(reader: RunReader) -> dict[str, Any]:
     ]
     found.sort(key=lambda finding: _ORDER[finding.severity])
     worst = [finding for finding in found if finding.severity == "critical"]
-    return masked(
+    told: dict[str, Any] = masked(
         {
             "verdict": _verdict(status, found, worst),
             "healthy": not worst,
             "findings": [finding.to_json() for finding in found],
         }
     )
+    return told
 
 
 def in_words(diagnosis: Mapping[str, Any]) -> str:

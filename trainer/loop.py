@@ -14,6 +14,7 @@ from rollcage.errors import unwrap
 from rollcage.recorder import Recorder
 from rollcage.trainer.learner.base import Learner
 from rollcage.trainer.learner.batch import make_batch
+from rollcage.trainer.pause import Pause
 from rollcage.trainer.rollout.account import Account
 from rollcage.trainer.rollout.config import RolloutConfig as RolloutConfig
 from rollcage.trainer.rollout.episode import Agent
@@ -95,6 +96,7 @@ async def train(
     max_train_s: float = float("inf"),
     seed: int = 0,
     after_update: Callable[[dict[str, float]], Awaitable[None]],
+    pause: Pause | None = None,
 ) -> None:
     """Train until ``num_updates`` updates are made or ``max_train_s`` seconds are spent.
 
@@ -104,15 +106,16 @@ async def train(
         progress: where to start; kept up to date.
         recorder: hears of metrics, spans and failures.
         num_updates: stop at this policy version.
-        max_train_s: stop at the first update after so many seconds, those before a resume included.
+        max_train_s: stop at the first update after so many seconds, those before a resume included; pauses are not.
         seed: of environments and sampling.
         after_update: called after each update with its metrics, when `Progress` is what a checkpoint may hold.
+        pause: while it is on, no sample and no update is begun.
 
     Raises:
         RollcageError: the learner died, no engine is left, or nothing succeeds.
     """
     now = asyncio.get_running_loop().time
-    account = progress.account
+    account, pause = progress.account, pause or Pause()
     scheduler = Scheduler(
         config,
         task_id=parts.task_id,
@@ -125,9 +128,10 @@ async def train(
         restart=progress.restart,
         recorder=recorder,
         record=parts.record,
+        pause=pause,
     )
     await _publish(parts, progress.policy_version, recorder)
-    began_s = now() - progress.train_s
+    began_s = now() - progress.train_s - pause.total_s
     num_training = 0
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -136,8 +140,10 @@ async def train(
             while progress.policy_version < num_updates and progress.train_s < max_train_s:
                 wait_s = now()
                 groups = await scheduler.next_batch()
-                start_s = now()
                 num_training = sum(len(group.trajectories) for group in groups)
+                ready_s = now()
+                await pause.passed()
+                start_s = now()
                 statistics = await parts.learner.train(make_batch(groups))
                 trained_s = now()
                 scheduler.collector.trained(groups)
@@ -148,15 +154,17 @@ async def train(
                 end_s = now()
                 account.check(scheduler.num_in_flight)
 
-                recorder.span("learner", "wait", wait_s, start_s)
+                recorder.span("learner", "wait", wait_s, ready_s)
+                if start_s > ready_s:
+                    recorder.span("learner", "paused", ready_s, start_s)
                 recorder.span("learner", "train", start_s, trained_s, policy_version=progress.policy_version)
                 recorder.span("learner", "publish", trained_s, end_s, policy_version=progress.policy_version)
-                progress.train_s = end_s - began_s
+                progress.train_s = end_s - began_s - pause.total_s
                 progress.next_group, progress.restart = scheduler.next_group, scheduler.outstanding
                 metrics = {
                     **describe(groups, progress.policy_version - 1),
                     **{f"learner/{name}": value for name, value in statistics.items()},
-                    "time/wait_s": start_s - wait_s,
+                    "time/wait_s": ready_s - wait_s,
                     "time/train_s": trained_s - start_s,
                     "time/publish_s": end_s - trained_s,
                     "time/elapsed_s": progress.train_s,

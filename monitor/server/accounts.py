@@ -45,7 +45,7 @@ def environments(reader: RunReader) -> dict[str, Any]:
     shares = shares_of(reader)
     buckets = {
         dimension: [
-            {"upper": upper, "num": number, **{name: outcomes.get(upper, {}).get(name, 0) for name in _OUTCOMES}}
+            {"upper": upper, "num": number, **{name: outcomes.get(upper, Counter())[name] for name in _OUTCOMES}}
             for upper, number in numbers(dimension, outcomes).items()
         ]
         for dimension, outcomes in shares.items()

@@ -56,8 +56,8 @@ def _ask(service: Address, method: str, path: str, body: Mapping[str, Any] | Non
         answer = connection.getresponse()
         text = answer.read(MAX_ANSWER_BYTES + 1)
     except (OSError, http.client.HTTPException) as error:
-        told = error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__
-        raise Refused(f"{service.name} at {service.address} does not answer ({told}).", 502) from None
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__
+        raise Refused(f"{service.name} at {service.address} does not answer ({reason}).", 502) from None
     finally:
         connection.close()
     try:
@@ -67,8 +67,8 @@ def _ask(service: Address, method: str, path: str, body: Mapping[str, Any] | Non
     except ValueError:
         raise Refused(f"{service.name} at {service.address} answered {answer.status} and no JSON.", 502) from None
     if answer.status >= 400:
-        error = told.get("error", told) if isinstance(told, dict) else told
-        message = error.get("message", error) if isinstance(error, dict) else error
+        fault = told.get("error", told) if isinstance(told, dict) else told
+        message = fault.get("message", fault) if isinstance(fault, dict) else fault
         # That service's own token was not taken: for the browser that is no 401 of ours.
         raise Refused(f"{service.name}: {message}", 502 if answer.status == 401 else answer.status)
     return told

@@ -130,9 +130,7 @@ class Background:
         )
         self._thread.start()
         self._ready.wait(30)
-        if self._error is not None:
-            self._thread.join()
-            raise self._error
+        self._raise()
 
     def __enter__(self) -> Background:
         return self
@@ -146,6 +144,11 @@ class Background:
             with contextlib.suppress(RuntimeError):  # the loop has ended by itself
                 self._loop.call_soon_threadsafe(self._end.set)
         self._thread.join(GRACE_S + 10)
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            self._thread.join()
+            raise self._error
 
     def _run(self, folder: Path, listen: Listen, find_sandboxes: FindSandboxes | None) -> None:
         async def main() -> None:

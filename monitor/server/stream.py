@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -73,7 +74,7 @@ async def _of_run(runs: Runs, run_id: str) -> AsyncGenerator[bytes, None]:
         reader = await run_in_threadpool(runs.reader, run_id)
         rows, cursor = await run_in_threadpool(reader.follow, cursor, MAX_TOLD)
         key = (run_id, "summary")
-        told = await run_in_threadpool(runs.shared, key, lambda reader=reader: summary(run_id, reader))
+        told = await run_in_threadpool(runs.shared, key, partial(summary, run_id, reader))
         changed = {name: len(found) for name, found in rows.items() if found}
         if changed or told != last:
             last, quiet_s = told, 0.0

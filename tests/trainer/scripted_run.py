@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from rollcage.envs.placements.base import EnvTimeout
@@ -12,6 +12,7 @@ from rollcage.trainer.engines.scripted import Line, Script, ScriptedEngine
 from rollcage.trainer.learner.batch import Batch
 from rollcage.trainer.learner.scripted import ScriptedLearner
 from rollcage.trainer.loop import Parts, Progress, train
+from rollcage.trainer.pause import Pause
 from rollcage.trainer.rollout.config import RolloutConfig
 from rollcage.trainer.rollout.policy_agent import PolicyAgent
 from rollcage.trainer.rollout.router import Router
@@ -140,6 +141,7 @@ class ScriptedRun:
         slots_per_engine: int = 64,
         train_s: float = 1.0,
         learner: type[ScriptedLearner] = ScriptedLearner,
+        beside: Callable[["ScriptedRun"], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
         assert not list(config.faults()), list(config.faults())
         self.config, self.world, self.train_s = config, world or World(), train_s
@@ -154,6 +156,7 @@ class ScriptedRun:
         self.served: dict[str, int] = {}
         self._script, self._num_engines, self._slots_per_engine = script, num_engines, slots_per_engine
         self._learner = learner
+        self.pause, self._beside = Pause(), beside
 
     def __call__(self, num_updates: int) -> "ScriptedRun":
         run_virtual(lambda: self._main(num_updates))
@@ -193,6 +196,7 @@ class ScriptedRun:
             columns = ("trained", "filtered", "stale", "failed", "cancelled", "in_flight")
             assert metrics["account/started"] == sum(metrics[f"account/{column}"] for column in columns)
 
+        beside = asyncio.create_task(self._beside(self)) if self._beside else None
         await train(
             config,
             Parts(
@@ -208,7 +212,10 @@ class ScriptedRun:
             num_updates=num_updates,
             seed=7,
             after_update=after_update,
+            pause=self.pause,
         )
+        if beside is not None:
+            await beside
         await router.close()
         assert self.world.num_live == 0  # every environment was given back, those of cancelled episodes too
         assert asyncio.all_tasks() == {asyncio.current_task()}

@@ -10,6 +10,7 @@ from functools import partial
 
 from rollcage.envs.placements.base import EnvHandle, Placement, PlacementError
 from rollcage.recorder import NullRecorder, Recorder
+from rollcage.trainer.pause import Pause
 from rollcage.trainer.rollout.account import Account
 from rollcage.trainer.rollout.buffer import SampleBuffer
 from rollcage.trainer.rollout.collector import Collector, Member
@@ -51,6 +52,7 @@ class Scheduler:
         restart: ids of groups to start before that one: those that a killed run had not finished.
         recorder: hears of failures and of groups that were dropped.
         record: called with every finished episode.
+        pause: while it is on, nothing new is started.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Scheduler:
         restart: Iterable[int] = (),
         recorder: Recorder | None = None,
         record: Callable[[Trajectory], None] = lambda trajectory: None,
+        pause: Pause | None = None,
     ) -> None:
         self._config, self._deadlines, self._seed = config, config.deadlines, seed
         self._task_id, self._placement, self._new_agent = task_id, placement, new_agent
@@ -75,6 +78,8 @@ class Scheduler:
         self.num_running = 0
         """Episodes under way."""
         self._wake = asyncio.Event()
+        self._pause = pause or Pause()
+        self._pause.on_resume(self._wake.set)
         self.buffer = SampleBuffer(
             num_groups=config.num_groups,
             async_ratio=config.async_ratio,
@@ -127,6 +132,8 @@ class Scheduler:
         return groups
 
     def _start_what_fits(self, episodes: asyncio.TaskGroup) -> None:
+        if self._pause.is_on:
+            return
         lockstep = None
         if self._config.mode == "sync":
             if self._num_free < self._config.num_slots:
