@@ -19,7 +19,7 @@ from rollcage.trainer.types import Sampling
 if TYPE_CHECKING:
     from rollcage.trainer.agents.policies import Policy
 
-PLACEMENTS = "{inline,process,sandbox}"
+PLACEMENTS = "{inline,process,sandbox,ray}"
 POLICY_HELP = (
     "expert, random, gold or empty (where the environment offers them), openai:MODEL@URL (key from $OPENAI_API_KEY), "
     "small, small-frozenlake or smollm2 (models that come along), "

@@ -1,4 +1,4 @@
-"""Where environments run: `inline`, `process` and `sandbox`, behind one seam (`base`)."""
+"""Where environments run: `inline`, `process`, `sandbox` and `ray`, behind one seam (`base`)."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -16,6 +16,7 @@ from rollcage.envs.placements.base import (
 )
 from rollcage.envs.placements.inline import InlinePlacement
 from rollcage.envs.placements.process import ProcessPlacement
+from rollcage.envs.placements.ray_actor import RayPlacement
 from rollcage.envs.placements.sandbox import SandboxPlacement
 from rollcage.envs.registration import class_metadata
 from rollcage.errors import UserError, did_you_mean
@@ -33,6 +34,7 @@ __all__ = [
     "Placement",
     "PlacementError",
     "ProcessPlacement",
+    "RayPlacement",
     "SandboxPlacement",
     "make_placement",
 ]
@@ -41,6 +43,7 @@ PLACEMENTS: Mapping[str, Callable[..., Placement]] = {
     "inline": InlinePlacement,
     "process": ProcessPlacement,
     "sandbox": SandboxPlacement,
+    "ray": RayPlacement,
 }
 
 
@@ -48,7 +51,7 @@ def make_placement(kind: str, config: EnvConfig, *, num_workers: int | None = No
     """Return a placement for the environment of ``config``.
 
     Args:
-        kind: "inline", "process" or "sandbox".
+        kind: "inline", "process", "sandbox" or "ray".
         config: which environment.
         num_workers: at most so many instances live at once, and `acquire` waits for one; None for no limit.
         restart: what becomes of an episode whose worker or container is lost: "fail": it ends as data; "restore": it

@@ -1,0 +1,133 @@
+"""Placement `ray`: each instance in an actor of its own, on whichever node of a Ray cluster has room."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+from rollcage.envs.placements.base import EnvConfig, EnvDied, EnvOutOfMemory, PlacementError
+from rollcage.envs.placements.frames import FrameBuffer
+from rollcage.envs.placements.pool import PooledPlacement
+from rollcage.envs.placements.ray_connection import connect
+from rollcage.envs.placements.restoring import restarting
+from rollcage.envs.placements.worker_host import WorkerHost
+from rollcage.envs.placements.worker_process import make_request
+
+NUM_CPUS = 0.01
+"""Of a node, for one environment: it mostly waits for the policy. So a hundred fit where one CPU is free."""
+_NUM_STARTS = 4
+_PAUSE_S = 1.0
+
+
+class EnvActor:
+    """What runs on the node: the server of a worker process (`rollcage.envs.worker`), a frame in, a frame out."""
+
+    def __init__(self) -> None:
+        from rollcage.envs.worker import Server
+
+        self._server = Server()
+
+    def answer(self, frame: bytes) -> bytes:
+        """Answer one request; never raises."""
+        buffer = FrameBuffer()
+        buffer.feed(frame)
+        return self._server.answer(buffer.take())  # type: ignore[arg-type]  # the frame is whole
+
+
+class RayHost(WorkerHost):
+    """One environment in an actor; see `WorkerHost`."""
+
+    def __init__(self, make_args: dict[str, Any], address: str, num_cpus: float) -> None:
+        super().__init__(make_args)
+        self._address, self._num_cpus = address, num_cpus
+        self._ray: Any = None
+        self._actor: Any = None
+        self._asking: asyncio.Task[None] | None = None
+
+    async def start(self, deadline_s: float) -> None:
+        """See `Host.start`; tried again where the actor is lost before its environment is built.
+
+        For some seconds after its loss a node may still be given actors.
+        """
+        end_s = asyncio.get_running_loop().time() + deadline_s
+        for left in reversed(range(_NUM_STARTS)):
+            try:
+                await super().start(max(0.0, end_s - asyncio.get_running_loop().time()))
+                return
+            except EnvDied:
+                if not left:
+                    raise
+                await asyncio.sleep(_PAUSE_S)
+
+    async def _open(self, deadline_s: float) -> None:
+        await self._kill()
+        self._ray = await asyncio.to_thread(connect, self._address)
+        self._actor = (
+            self._ray.remote(EnvActor)
+            .options(num_cpus=self._num_cpus, scheduling_strategy="SPREAD", max_restarts=0, max_task_retries=0)
+            .remote()
+        )
+
+    def _send(self, frame: bytes) -> None:
+        if self._actor is None:
+            raise EnvDied("the environment's actor has been ended.")
+        self._asking = asyncio.create_task(self._ask(self._actor.answer.remote(frame)), name="environment in an actor")
+
+    async def _ask(self, reference: Any) -> None:
+        errors = self._ray.exceptions
+        try:
+            reply = FrameBuffer()
+            reply.feed(await reference)
+            self._settle(reply.take())
+        except errors.OutOfMemoryError as error:
+            self._settle(EnvOutOfMemory(_first_line(error)))
+        except errors.RayError as error:  # the actor, its node, or the whole cluster
+            self._settle(EnvDied(f"the environment's actor is gone: {_first_line(error)}"))
+
+    async def _kill(self) -> None:
+        actor, self._actor = self._actor, None
+        asking, self._asking = self._asking, None
+        if asking is not None:
+            asking.cancel()
+            await asyncio.wait([asking])
+        if actor is not None and self._ray.is_initialized():
+            with suppress(self._ray.exceptions.RayError):
+                self._ray.kill(actor)
+
+    def _buried(self, error: PlacementError) -> PlacementError:
+        return error
+
+
+class RayPlacement(PooledPlacement):
+    """Environments on the nodes of a Ray cluster, spread over them. What a node takes with it when it goes is data.
+
+    Deadlines, crashes and the restart policy are as in placement `process`: an instance that does not answer by its
+    deadline is killed; with "restore" its episode goes on in another actor, on another node where its own is gone.
+
+    Args:
+        config: which environment; its module must be importable on every node.
+        num_workers: at most so many instances live at once.
+        restart: "fail" or "restore"; see `rollcage.envs.placements.restoring.RestoringHost`.
+        address: of the cluster; see `connect`.
+        num_cpus: of a node, for one environment.
+
+    Raises:
+        UserError: unknown environment, or one that cannot run elsewhere.
+    """
+
+    def __init__(
+        self,
+        config: EnvConfig,
+        *,
+        num_workers: int | None = None,
+        restart: str = "fail",
+        address: str = "",
+        num_cpus: float = NUM_CPUS,
+    ) -> None:
+        make_args = make_request(config)
+        super().__init__(restarting(restart, lambda: RayHost(make_args, address, num_cpus)), num_workers)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
