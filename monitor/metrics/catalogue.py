@@ -393,3 +393,9 @@ NOT_TOLD = frozenset({"sampled_tokens"})
 
 METRICS: dict[str, Metric] = {metric.name: metric for group in GROUPS.values() for metric in group}
 BY_SOURCE: dict[str, Metric] = {metric.source: metric for metric in METRICS.values() if metric.source[0] != "("}
+
+
+def buckets_of(source: str) -> tuple[float, ...]:
+    """Return the buckets of what a recorder is told as a histogram; those of durations where it is not declared."""
+    metric = BY_SOURCE.get(source)
+    return metric.buckets if metric and metric.buckets else SECONDS

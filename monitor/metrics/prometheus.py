@@ -85,6 +85,9 @@ class PrometheusRecorder:
         who = _NUMBERS.sub("", track) or OTHER
         self._count("rollcage_busy_seconds_total", {"track": who, "name": name}, max(0.0, end_s - start_s))
 
+    def annotations(self, record: Mapping[str, Any]) -> None:
+        """See `Recorder`: not counted."""
+
     def trajectory(self, record: Mapping[str, Any]) -> None:
         """See `Recorder`."""
         env, failure, turns = str(record.get("env_id", "")), record.get("failure"), record.get("turns") or ()

@@ -34,15 +34,17 @@ class Column:
             file.write(data.tobytes())
         return length + len(records)
 
-    def read(self, length: int) -> npt.NDArray[Any]:
-        """Return the first ``length`` records, without loading them.
+    def holds(self, length: int) -> bool:
+        """Whether there are ``length`` records."""
+        if not length:
+            return True
+        try:
+            return self._path.stat().st_size >= length * self._dtype.itemsize
+        except FileNotFoundError:
+            return False
 
-        Raises:
-            OSError: there are not as many.
-        """
+    def read(self, length: int) -> npt.NDArray[Any]:
+        """Return the first ``length`` records, without loading them; they must be there."""
         if not length:
             return np.empty(0, self._dtype)
-        try:
-            return np.memmap(self._path, self._dtype, mode="r", shape=(length,))
-        except ValueError as error:
-            raise OSError(f"{self._path}: {error}") from None
+        return np.memmap(self._path, self._dtype, mode="r", shape=(length,))

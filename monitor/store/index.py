@@ -110,7 +110,7 @@ class Index:
         """Return all spans, in the order of writing."""
         assert self._database is not None
         row = self._database.execute("SELECT length FROM series WHERE kind = 'span'").fetchone()
-        return Column(self.folder / "spans.column", SPAN).read(row[0] if row else 0)
+        return self._spans.read(row[0] if row else 0)
 
     def refresh(self) -> None:
         """Take in what was written since the last time; at once where nothing was, or another process is at it."""
@@ -169,6 +169,9 @@ class Index:
             if found == 0:
                 database.execute("PRAGMA journal_mode = WAL")
                 database.executescript(_SCHEMA)
+            for series_id, kind, length in database.execute("SELECT id, kind, length FROM series"):
+                if not (self._spans if kind == "span" else self._points(series_id)).holds(length):
+                    raise sqlite3.DatabaseError("a column is shorter than the tables say")
         except BaseException:
             database.close()
             raise
@@ -218,11 +221,15 @@ class Index:
                 self._database.execute("UPDATE series SET length = ? WHERE id = ?", (length, series_id))
             if batch.spans:
                 series_id, length = batch.series("span", "", "")
-                length = Column(self.folder / "spans.column", SPAN).append(length, batch.spans)
+                length = self._spans.append(length, batch.spans)
                 self._database.execute("UPDATE series SET length = ? WHERE id = ?", (length, series_id))
             batch.write()
             self._database.execute("INSERT OR REPLACE INTO streams VALUES (?, ?, ?)", (stream, *end))
         return size >= _BATCH_BYTES
+
+    @property
+    def _spans(self) -> Column:
+        return Column(self.folder / "spans.column", SPAN)
 
     def _points(self, series_id: int) -> Column:
         return Column(self.folder / f"{series_id}.column", POINT)

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rollcage.errors import UserError
+from rollcage.monitor.metrics.catalogue import buckets_of
 from rollcage.monitor.store.columns import POINT
 from rollcage.monitor.store.downsample import keep_extremes, merged
 from rollcage.monitor.store.index import Index
@@ -220,7 +221,7 @@ class RunReader:
         result = {}
         with self._index.reading():
             for key, points in self._curves("histogram", None):
-                values, bounds = points["value"], np.geomspace(0.001, 1000, 19)
+                values, bounds = points["value"], np.array(buckets_of(key.partition("{")[0]))
                 result[key] = {
                     "bounds": bounds,
                     "counts": np.bincount(np.searchsorted(bounds, values), minlength=len(bounds) + 1),

@@ -9,11 +9,11 @@ MASK = "***"
 
 _SECRET = re.compile(
     r"(^|[_.\-])(api_?key|key|token|access_token|auth|authorization|password|passwd|passphrase|secret|credentials?|"
-    r"bearer|cookie)$|password|secret",
+    r"bearer|cookie|webhook)$|password|secret",
     re.IGNORECASE,
 )
 _IN_TEXT = re.compile(
-    r"(?i)(--?[\w.-]*(?:key|token|password|passwd|secret|credentials?)(?:\s+|=)"
+    r"(?i)(--?[\w.-]*(?:key|token|password|passwd|secret|credentials?|webhook)(?:\s+|=)"
     r"|(?<![a-z])(?:api[_-]?key|token|password|passwd|secret)=)(\S+)"
     r"|(://[^/\s:@]*:)[^/\s@]+(?=@)"
 )

@@ -1,0 +1,1 @@
+"""The monitor measured: opening and following large runs."""
