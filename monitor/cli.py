@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,6 +43,9 @@ def run_monitor(argv: Sequence[str], *, find_sandboxes: FindSandboxes | None = N
         help=f"file with a token of at least {MIN_TOKEN_CHARS} characters; then reading needs it too. Must be there "
         "with a --host that other machines reach",
     )
+    parser.add_argument(
+        "--until-stdin-ends", action="store_true", help="end when standard input does, instead of at Ctrl-C only"
+    )
     args = parser.parse_args(argv)
     require("fastapi", "monitor")
     require("uvicorn", "monitor")
@@ -52,8 +57,26 @@ def run_monitor(argv: Sequence[str], *, find_sandboxes: FindSandboxes | None = N
         sys.stdout.write(f"monitor: {address}\n")
         sys.stdout.flush()
 
-    asyncio.run(serve(args.runs, listen, on_ready=on_ready, find_sandboxes=find_sandboxes))
+    async def main() -> None:
+        ended = asyncio.Event()
+        if args.until_stdin_ends:
+            _when_stdin_ends(ended.set)
+        await serve(args.runs, listen, on_ready=on_ready, find_sandboxes=find_sandboxes, ended=ended)
+
+    asyncio.run(main())
     return 0
+
+
+def _when_stdin_ends(told: Callable[[], None]) -> None:
+    loop = asyncio.get_running_loop()
+
+    def wait() -> None:
+        while os.read(sys.stdin.fileno(), 4096):
+            pass
+        with contextlib.suppress(RuntimeError):  # it has ended by itself
+            loop.call_soon_threadsafe(told)
+
+    threading.Thread(target=wait, name="stdin", daemon=True).start()
 
 
 def read_token(path: Path) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rollcage.errors import UserError
+from rollcage.monitor.alerts.notify import OnAlert
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class MonitorConfig:
     """Write TensorBoard's files into RUN/tensorboard (pip install tensorboard)."""
     wandb: str = ""
     """Project of Weights & Biases to tell too (pip install wandb); empty for none."""
+    on_alert: OnAlert = field(default_factory=OnAlert)
+    """Whom to tell when a rule fires, beside the run's events and its dashboard."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:

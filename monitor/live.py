@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rollcage.errors import UserError
+from rollcage.monitor.alerts.watch import AlertWatch
 from rollcage.monitor.config import MonitorConfig
 from rollcage.monitor.endpoint import Action, Endpoint
 from rollcage.monitor.metrics.prometheus import PrometheusRecorder
@@ -45,7 +46,9 @@ class Live:
             from rollcage.monitor.recorders.wandb import WandbRecorder
 
             others.append(WandbRecorder(folder, config.wandb, masked(dict(shown))))
-        self.recorder = Several(first, others)
+        alerts = AlertWatch(folder, config.on_alert)
+        self.recorder = Several(first, [*others, alerts])
+        alerts.listen_for(self.recorder)
 
     @contextlib.contextmanager
     def serving(self, actions: Mapping[str, Action]) -> Iterator[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -107,7 +108,13 @@ def run_train(argv: Sequence[str]) -> int:
     else:
         run = Run.create(request.folder, request.config, request.command)
     sys.stderr.write(f"run folder: {run.folder}   (stopped or killed? rollcage train --resume {run.folder})\n")
-    report = run_to_end(run)
+    with contextlib.ExitStack() as beside:
+        if request.monitor:
+            from rollcage.monitor.beside import dashboard
+
+            address = beside.enter_context(dashboard(run.folder.parent))
+            sys.stderr.write(f"dashboard: {address}\n")
+        report = run_to_end(run)
     sys.stdout.write((report / "README.md").read_text(encoding="utf-8"))
     sys.stdout.write(f"report: {report}\n")
     return 0

@@ -7,7 +7,7 @@ import contextlib
 import fcntl
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -28,6 +28,7 @@ from rollcage.trainer.evaluation.evaluate import Evaluation, evaluate, plan
 from rollcage.trainer.learner.deepspeed_learner import DeepSpeedLearner
 from rollcage.trainer.loop import Parts, Progress, train
 from rollcage.trainer.models import load_tokenizer
+from rollcage.trainer.pause import Pause
 from rollcage.trainer.progress import ProgressLine
 from rollcage.trainer.rollout.collector import GREEDY
 from rollcage.trainer.rollout.conversation import ChatFormat
@@ -38,6 +39,8 @@ from rollcage.trainer.rollout.router import Router
 from rollcage.trainer.rollout.tasks import TaskOrder
 from rollcage.trainer.types import Sampling, Trajectory
 
+ACTION_S = 20.0
+"""Longest wait of the endpoint's thread for the run's event loop to do what is asked."""
 _PUBLISHED = {"countdown": published_files}
 """Published data sets that an evaluation can be made on, as the environment's argument ``data`` by split."""
 
@@ -64,6 +67,7 @@ class Run:
         self._rows = RunFolder(folder, config.store)
         self._live = Live(self._rows, folder, config.monitor, asdict(config))
         self._recorder = self._live.recorder
+        self._pause = Pause()
         self._lock: TextIO | None = None
 
     @classmethod
@@ -122,7 +126,32 @@ class Run:
 
     def _actions(self) -> dict[str, Action]:
         """What the run's endpoint does when asked, by name; called in a thread of its own."""
-        return {}
+        loop = asyncio.get_running_loop()
+        switch = {"pause": self._pause_now, "resume": self._resume_now}
+
+        def action(name: str) -> Action:
+            def act(arguments: Mapping[str, Any]) -> dict[str, Any]:
+                async def done() -> dict[str, Any]:
+                    return switch[name]()
+
+                return asyncio.run_coroutine_threadsafe(done(), loop).result(ACTION_S)
+
+            return act
+
+        return {name: action(name) for name in switch}
+
+    def _pause_now(self) -> dict[str, Any]:
+        done = self._pause.pause()
+        if done:
+            self._recorder.event("paused")
+        told = "no sample and no update is begun until it is resumed; what is under way is finished"
+        return {"done": done, "message": told if done else "it is paused already"}
+
+    def _resume_now(self) -> dict[str, Any]:
+        done = self._pause.resume()
+        if done:
+            self._recorder.event("resumed", paused_s=round(self._pause.total_s, 3), num_pauses=self._pause.num)
+        return {"done": done, "message": "it goes on" if done else "it is not paused"}
 
     async def _go_on(self, checkpoint: Path | None, progress: Progress) -> None:
         try:
@@ -176,6 +205,7 @@ class Run:
             if last or progress.policy_version % config.checkpoint_every == 0:
                 await self._checkpoint(parts, progress)
 
+        self._recorder.event("training", policy_version=progress.policy_version)
         try:
             await train(
                 self._rollout,
@@ -186,6 +216,7 @@ class Run:
                 max_train_s=config.max_train_s,
                 seed=config.seed,
                 after_update=after_update,
+                pause=self._pause,
             )
         finally:
             line.close()
@@ -264,6 +295,7 @@ class Run:
         for name, evaluation in self._evaluations.items():
             if (when, name) in done:
                 continue
+            self._recorder.event("evaluating", when=when, name=name)
             placement = self._place(evaluation.env, policy.concurrency)
             try:
                 result = await evaluate(evaluation, policy, placement, progress=True)

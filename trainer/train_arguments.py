@@ -19,8 +19,8 @@ from rollcage.errors import UserError, did_you_mean
 from rollcage.trainer.config import TrainConfig
 from rollcage.trainer.presets import PRESETS
 
-_HELP = """usage: rollcage train PRESET [--out DIR] [--FIELD VALUE ...]
-       rollcage train --resume RUN
+_HELP = """usage: rollcage train PRESET [--out DIR] [--monitor] [--FIELD VALUE ...]
+       rollcage train --resume RUN [--monitor]
 
 Train a language model with asynchronous reinforcement learning: rollout and training run side by side.
 
@@ -35,13 +35,14 @@ advantage estimators, --learner.advantage:
 
   --out DIR      run folder (default: runs/PRESET-DATE)
   --resume RUN   go on with a run that was stopped or killed, from its newest checkpoint
+  --monitor      serve the dashboard meanwhile, for this machine; its address is printed
   --FIELD VALUE  override a field of the preset; `rollcage train PRESET --help` lists them all
 
 examples:
   rollcage train countdown-small
   rollcage train countdown-small --seed 1 --rollout.async-ratio 2 --learner.lr 1e-4
   rollcage train countdown-small --env.args num_numbers 4 --out runs/four-numbers
-  rollcage train --resume runs/four-numbers
+  rollcage train --resume runs/four-numbers --monitor
 """
 
 
@@ -52,6 +53,8 @@ class TrainRequest:
     folder: Path
     config: TrainConfig | None = None
     command: str = ""
+    monitor: bool = False
+    """Serve the dashboard meanwhile."""
 
 
 def parse_train(argv: Sequence[str]) -> TrainRequest:
@@ -66,11 +69,13 @@ def parse_train(argv: Sequence[str]) -> TrainRequest:
         presets = "\n".join(f"  {name:20}{text}" for name, (text, _) in PRESETS.items())
         sys.stdout.write(_HELP.format(presets=presets, **_tables()))
         raise SystemExit(0 if arguments else 2)
+    monitor = "--monitor" in arguments
+    arguments = [word for word in arguments if word != "--monitor"]
     resume = _take(arguments, "--resume")
     if resume is not None:
         if arguments:
             raise UserError(f"--resume goes on with the run as it was configured: leave out {arguments[0]!r}.")
-        return TrainRequest(Path(resume))
+        return TrainRequest(Path(resume), monitor=monitor)
     out = _take(arguments, "--out")
     if not arguments or arguments[0] not in PRESETS:
         name = arguments[0] if arguments else "nothing"
@@ -78,7 +83,7 @@ def parse_train(argv: Sequence[str]) -> TrainRequest:
     preset, overrides = arguments[0], arguments[1:]
     folder = Path(out) if out is not None else Path("runs") / f"{preset}-{time.strftime('%Y%m%d-%H%M%S')}"
     command = shlex.join(["rollcage", "train", *arguments])
-    return TrainRequest(folder, _override(preset, overrides), command)
+    return TrainRequest(folder, _override(preset, overrides), command, monitor)
 
 
 def _tables() -> dict[str, str]:

@@ -113,8 +113,10 @@ def _counted(reader: RunReader) -> Iterator[tuple[float, str]]:
 def _window(reader: RunReader, status: Mapping[str, Any], first: list[Row], rows: list[Row]) -> Window:
     waited_s = None
     if status["state"] == "running":
-        last = rows[-1].get("time") if rows else status["started_at"]
-        waited_s = None if last is None else max(0.0, time.time() - max(last, status["started_at"] or 0.0))
+        last = rows[-1].get("time", 0.0) if rows else 0.0
+        begun = reader.events(limit=1, kinds=("start", "training", "evaluating"))[1]
+        if begun and begun[0]["event"] == "training":
+            waited_s = max(0.0, time.time() - max(last, begun[0]["time"]))
     free = None
     if status["state"] in ("running", "paused"):
         usage = shutil.disk_usage(reader.path)

@@ -47,17 +47,17 @@ async def serve(
     *,
     on_ready: Callable[[str], None],
     find_sandboxes: FindSandboxes | None = None,
-    ended: asyncio.Event | None = None,
+    ended: asyncio.Event,
     pages: Traversable | None = None,
 ) -> None:
-    """Serve until ``ended`` is set; without it until SIGTERM or Ctrl-C.
+    """Serve until ``ended`` is set; where this is the main thread, SIGTERM and Ctrl-C set it.
 
     Args:
         folder: where the runs are.
         listen: where.
         on_ready: told the address, with the token behind ``#`` (which no browser sends), once it listens.
         find_sandboxes: see `Monitor`.
-        ended: set from within the same event loop.
+        ended: of the same event loop.
         pages: see `Monitor`.
 
     Raises:
@@ -65,7 +65,7 @@ async def serve(
     """
     runs = Runs(folder)
     runs.ids()
-    with contextlib.closing(_listener(listen)) as listener, _until_signal(ended) as end:
+    with contextlib.closing(_listener(listen)) as listener, _until_signal(ended):
         token = listen.token or secrets.token_urlsafe(24)
         is_local = _is_loopback(listener)
         monitor = Monitor(
@@ -91,7 +91,7 @@ async def serve(
             )
         )
         serving = asyncio.create_task(server.serve(sockets=[listener]))
-        waiting = asyncio.create_task(end.wait())
+        waiting = asyncio.create_task(ended.wait())
         try:
             on_ready(f"{_address(listener)}/#token={quote(token, safe='')}")
             await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
@@ -108,65 +108,6 @@ async def serve(
         raise failure
 
 
-class Background:
-    """The server in a thread of its own, beside something else, such as a run. ``with`` ends it.
-
-    Args:
-        folder, listen, find_sandboxes: see `serve`.
-
-    Raises:
-        UserError: it cannot listen there.
-    """
-
-    def __init__(self, folder: Path, listen: Listen, *, find_sandboxes: FindSandboxes | None = None) -> None:
-        self.address = ""
-        """With the token, once this object is there."""
-        self._ready = threading.Event()
-        self._error: BaseException | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._end: asyncio.Event | None = None
-        self._thread = threading.Thread(
-            target=self._run, args=(folder, listen, find_sandboxes), name="rollcage-monitor", daemon=True
-        )
-        self._thread.start()
-        self._ready.wait(30)
-        self._raise()
-
-    def __enter__(self) -> Background:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End it; idempotent."""
-        if self._loop is not None and self._end is not None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended by itself
-                self._loop.call_soon_threadsafe(self._end.set)
-        self._thread.join(GRACE_S + 10)
-
-    def _raise(self) -> None:
-        if self._error is not None:
-            self._thread.join()
-            raise self._error
-
-    def _run(self, folder: Path, listen: Listen, find_sandboxes: FindSandboxes | None) -> None:
-        async def main() -> None:
-            self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
-            await serve(folder, listen, on_ready=ready, find_sandboxes=find_sandboxes, ended=self._end)
-
-        def ready(address: str) -> None:
-            self.address = address
-            self._ready.set()
-
-        try:
-            asyncio.run(main())
-        except BaseException as error:  # noqa: BLE001 - told to the thread that waits for it
-            self._error = error
-        finally:
-            self._ready.set()
-
-
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -175,15 +116,15 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.contextmanager
-def _until_signal(ended: asyncio.Event | None) -> Iterator[asyncio.Event]:
-    if ended is not None:
-        yield ended
+def _until_signal(ended: asyncio.Event) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
         return
-    loop, event = asyncio.get_running_loop(), asyncio.Event()
+    loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, event.set)
+        loop.add_signal_handler(number, ended.set)
     try:
-        yield event
+        yield
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
