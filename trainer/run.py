@@ -295,7 +295,7 @@ class Run:
         for name, evaluation in self._evaluations.items():
             if (when, name) in done:
                 continue
-            self._recorder.event("evaluating", when=when, name=name)
+            self._recorder.event("evaluating", when=when, evaluation=name)
             placement = self._place(evaluation.env, policy.concurrency)
             try:
                 result = await evaluate(evaluation, policy, placement, progress=True)
