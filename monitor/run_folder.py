@@ -98,6 +98,10 @@ class RunFolder:
         """See `Recorder`."""
         self.write("trajectories", record)
 
+    def annotations(self, record: Mapping[str, Any]) -> None:
+        """See `Recorder`."""
+        self.write("annotations", record)
+
     def close(self) -> None:
         """Close the files, and compress what is to be; idempotent (a later write opens them again)."""
         with self._lock:

@@ -35,6 +35,9 @@ EVENTS = (
     "sample_failed",
     "engine_died",
     "engine_restarted",
+    "engine_lost",
+    "training",
+    "evaluating",
     "group_late",
     "group_dropped",
     "group_filtered",
@@ -68,6 +71,7 @@ _FLEET = (
         _ENGINE,
     ),
     Metric("rollcage_engine_deaths_total", "counter", "Engine replicas that died.", "engine_deaths", _ENGINE),
+    Metric("rollcage_engine_restarts_total", "counter", "Engine replicas that came back.", "engine_restarts", _ENGINE),
     Metric(
         "rollcage_engine_live_requests",
         "gauge",

@@ -55,6 +55,10 @@ class Several:
         """See `Recorder`."""
         self._tell("trajectory", record)
 
+    def annotations(self, record: Mapping[str, Any]) -> None:
+        """See `Recorder`."""
+        self._tell("annotations", record)
+
     def close(self) -> None:
         """Close all of them, the first last."""
         for other in self._others:

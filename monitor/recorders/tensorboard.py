@@ -53,6 +53,9 @@ class TensorBoardRecorder:
     def trajectory(self, record: Mapping[str, Any]) -> None:
         """See `Recorder`: not told."""
 
+    def annotations(self, record: Mapping[str, Any]) -> None:
+        """See `Recorder`: not told."""
+
     def close(self) -> None:
         """Write what is held; idempotent."""
         if self._writer is not None:

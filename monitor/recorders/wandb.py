@@ -60,6 +60,9 @@ class WandbRecorder:
     def trajectory(self, record: Mapping[str, Any]) -> None:
         """See `Recorder`: not told."""
 
+    def annotations(self, record: Mapping[str, Any]) -> None:
+        """See `Recorder`: not told."""
+
     def close(self) -> None:
         """End W&B's run; idempotent."""
         if self._run is not None:
