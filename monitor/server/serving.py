@@ -108,6 +108,65 @@ async def serve(
         raise failure
 
 
+class Background:
+    """The server in a thread of its own, beside something else, such as a run. ``with`` ends it.
+
+    Args:
+        folder, listen, find_sandboxes: see `serve`.
+
+    Raises:
+        UserError: it cannot listen there.
+    """
+
+    def __init__(self, folder: Path, listen: Listen, *, find_sandboxes: FindSandboxes | None = None) -> None:
+        self.address = ""
+        """With the token, once this object is there."""
+        self._ready = threading.Event()
+        self._error: BaseException | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._end: asyncio.Event | None = None
+        self._thread = threading.Thread(
+            target=self._run, args=(folder, listen, find_sandboxes), name="rollcage-monitor", daemon=True
+        )
+        self._thread.start()
+        self._ready.wait(30)
+        self._raise()
+
+    def __enter__(self) -> Background:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End it; idempotent."""
+        if self._loop is not None and self._end is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+                self._loop.call_soon_threadsafe(self._end.set)
+        self._thread.join(GRACE_S + 10)
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            self._thread.join()
+            raise self._error
+
+    def _run(self, folder: Path, listen: Listen, find_sandboxes: FindSandboxes | None) -> None:
+        async def main() -> None:
+            self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
+            await serve(folder, listen, on_ready=ready, find_sandboxes=find_sandboxes, ended=self._end)
+
+        def ready(address: str) -> None:
+            self.address = address
+            self._ready.set()
+
+        try:
+            asyncio.run(main())
+        except BaseException as error:  # noqa: BLE001 - told to the thread that waits for it
+            self._error = error
+        finally:
+            self._ready.set()
+
+
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
