@@ -38,6 +38,7 @@ BENCHMARKS: dict[str, tuple[str, str, str]] = {
         "the real trainer with slow environments: asynchronous against synchronous",
     ),
     "engines": ("rollcage.benchmarks.engines.speed", "main", "generation speed of the engines"),
+    "store": ("rollcage.benchmarks.monitor.opening", "main", "how long a large run takes to open and to look into"),
 }
 """Benchmark -> module, function (arguments -> exit code), and what it does."""
 

@@ -5,391 +5,23 @@ A recorder hears short names (``sampled_tokens``, ``rollout/reward``); the catal
 
 from __future__ import annotations
 
-from rollcage.monitor.metrics.metric import Label, Metric
+import re
 
-SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
-"""Buckets of durations: from a probe's millisecond to an episode's half hour."""
+from rollcage.monitor.metrics.instruments import DERIVED, EVENTS, FLEET, SANDBOXES, SECONDS, SOAK
+from rollcage.monitor.metrics.metric import Metric
+from rollcage.monitor.metrics.statistics import ACCOUNT, CREDIT, LEARNER, ROLLOUT, TIME
 
-_ENGINE = {"engine": Label("number of the replica", most=256)}
-_HOST = {"host": Label("of the sandbox manager", most=64)}
-_OUTCOMES = ("trained", "filtered", "stale", "failed", "late")
-_UPPER = Label("upper bound of the bucket", most=40)
-_STATES = (
-    "PENDING",
-    "STARTING",
-    "READY",
-    "UNHEALTHY",
-    "RECOVERING",
-    "STOPPED",
-    "FAILED",
-    "DELETED",
-)
-EVENTS = (
-    "start",
-    "finished",
-    "failed",
-    "stopped",
-    "paused",
-    "resumed",
-    "checkpoint",
-    "sample_failed",
-    "engine_died",
-    "engine_restarted",
-    "engine_lost",
-    "training",
-    "evaluating",
-    "group_late",
-    "group_dropped",
-    "group_filtered",
-    "logprob_gap",
-    "alert",
-    "alert_resolved",
-    "recorder_failed",
-)
-
-_FLEET = (
-    Metric("rollcage_sampled_tokens_total", "counter", "Tokens that the engines sampled.", "sampled_tokens", _ENGINE),
-    Metric(
-        "rollcage_requests_total",
-        "counter",
-        "Generations that ended.",
-        "requests",
-        {**_ENGINE, "finish_reason": Label("why it ended", ("stop", "length", "abort"))},
-    ),
-    Metric(
-        "rollcage_discarded_tokens_total",
-        "counter",
-        "Sampled tokens thrown away because their request started again on new weights.",
-        "discarded_tokens",
-        _ENGINE,
-    ),
-    Metric(
-        "rollcage_restarted_requests_total",
-        "counter",
-        "Requests that started again on new weights.",
-        "restarted_requests",
-        _ENGINE,
-    ),
-    Metric("rollcage_engine_deaths_total", "counter", "Engine replicas that died.", "engine_deaths", _ENGINE),
-    Metric("rollcage_engine_restarts_total", "counter", "Engine replicas that came back.", "engine_restarts", _ENGINE),
-    Metric(
-        "rollcage_engine_live_requests",
-        "gauge",
-        "Requests that a replica has, running and waiting.",
-        "engine_live_requests",
-        _ENGINE,
-    ),
-    Metric("rollcage_running_episodes", "gauge", "Episodes that run.", "running_episodes"),
-    Metric("rollcage_complete_groups", "gauge", "Groups in the buffer that can be trained on.", "complete_groups"),
-    Metric(
-        "rollcage_publish_seconds",
-        "histogram",
-        "Time until all replicas had new weights.",
-        "publish_seconds",
-        buckets=SECONDS,
-    ),
-    Metric(
-        "rollcage_samples_by_duration_total",
-        "counter",
-        "What became of samples, by their duration in seconds.",
-        "samples_by_duration_s",
-        {"upper": _UPPER, "outcome": Label("of the sample", _OUTCOMES)},
-    ),
-    Metric(
-        "rollcage_samples_by_length_total",
-        "counter",
-        "What became of samples, by their number of sampled tokens.",
-        "samples_by_length_tokens",
-        {"upper": _UPPER, "outcome": Label("of the sample", _OUTCOMES)},
-    ),
-    Metric(
-        "rollcage_samples_by_difficulty_total",
-        "counter",
-        "What became of samples, by the share of failures at their task.",
-        "samples_by_difficulty",
-        {"upper": _UPPER, "outcome": Label("of the sample", _OUTCOMES)},
-    ),
-)
-
-_ROLLOUT = (
-    Metric("rollcage_rollout_reward", "gauge", "Mean return of the batch.", "rollout/reward"),
-    Metric("rollcage_rollout_success_ratio", "gauge", "Share of successes in the batch.", "rollout/success"),
-    Metric(
-        "rollcage_rollout_mixed_groups_ratio",
-        "gauge",
-        "Share of groups in the batch whose returns differ.",
-        "rollout/mixed_groups",
-    ),
-    Metric("rollcage_rollout_turns", "gauge", "Mean turns of an episode of the batch.", "rollout/turns"),
-    Metric(
-        "rollcage_rollout_sampled_tokens",
-        "gauge",
-        "Mean sampled tokens of an episode of the batch.",
-        "rollout/sampled_tokens",
-    ),
-    Metric(
-        "rollcage_rollout_cut_by_length_ratio",
-        "gauge",
-        "Share of episodes of the batch with a message that the token limit cut.",
-        "rollout/cut_by_length",
-    ),
-    Metric(
-        "rollcage_rollout_splits",
-        "gauge",
-        "Places in the batch where a conversation could not go on token by token.",
-        "rollout/splits",
-    ),
-    Metric(
-        "rollcage_rollout_episode_seconds", "gauge", "Mean duration of an episode of the batch.", "rollout/episode_s"
-    ),
-    Metric(
-        "rollcage_rollout_staleness_versions",
-        "gauge",
-        "Mean versions between the start of a sample and its training.",
-        "rollout/staleness",
-    ),
-    Metric(
-        "rollcage_rollout_staleness_max_versions",
-        "gauge",
-        "Most versions between the start of a sample and its training, in the batch.",
-        "rollout/staleness_max",
-    ),
-    Metric(
-        "rollcage_rollout_drift_versions",
-        "gauge",
-        "Mean versions that passed while an episode of the batch ran.",
-        "rollout/drift",
-    ),
-    Metric("rollcage_rollout_batch_samples", "gauge", "Samples of the batch.", "rollout/num_samples"),
-)
-
-_LEARNER = tuple(
-    Metric(f"rollcage_learner_{name}", "gauge", text, f"learner/{source or name}")
-    for name, source, text in (
-        ("loss", "", "Loss of the update."),
-        ("grad_norm", "", "Norm of the gradient before clipping."),
-        ("learning_rate", "lr", "Learning rate of the update."),
-        ("staleness_mean_versions", "staleness_mean", "Mean staleness of the learner's batch."),
-        ("staleness_max_versions", "staleness_max", "Greatest staleness of the learner's batch."),
-        ("batch_tokens", "num_tokens", "Trainable tokens of the batch."),
-        ("rows_skipped", "num_rows_skipped", "Rows without a gradient, which were left out."),
-        ("update_seconds", "seconds", "Time that the learner took for the update."),
-        ("importance_ratio_mean", "", "Mean ratio of the current policy to that at the update's start."),
-        ("importance_ratio_max", "", "Greatest ratio of the current policy to that at the update's start."),
-        ("approx_kl_k3", "", "Mean of r - 1 - log r, an estimate of the KL divergence in nats."),
-        ("entropy_nats", "entropy", "Mean entropy of the policy at a token."),
-        (
-            "logprob_gap_mean_nats",
-            "logprob_gap_mean",
-            "Mean distance of the sampler's log-probability to the trainer's.",
-        ),
-        ("logprob_gap_max_nats", "logprob_gap_max", "Greatest distance of the two at a token."),
-        ("ess_ratio", "ess", "Effective sample size, as a share of the tokens; 1 when on policy."),
-        ("clip_low_ratio", "clip_frac_low", "Share of tokens at the lower clip."),
-        ("clip_high_ratio", "clip_frac_high", "Share of tokens at the upper clip."),
-        ("dual_clip_ratio", "dual_clip_frac", "Share of tokens at the second bound of dual-clip PPO."),
-        ("sequence_ratio", "", "Mean ratio of whole sequences (GSPO)."),
-        ("weight", "", "Mean importance weight, capped."),
-        ("weight_capped_ratio", "weight_capped", "Share of tokens whose importance weight was capped."),
-    )
-)
-
-_TIME = tuple(
-    Metric(f"rollcage_update_{name}_seconds", "gauge", text, f"time/{source}_s")
-    for name, source, text in (
-        ("wait", "wait", "Time that the learner waited for the batch of the last update."),
-        ("train", "train", "Time that the last update took."),
-        ("publish", "publish", "Time that publishing took after the last update."),
-        ("elapsed", "elapsed", "Time spent in training, before a resume included."),
-    )
-)
-
-_ACCOUNT = (
-    Metric("rollcage_samples_started_total", "counter", "Samples that were started.", "account/started"),
-    *(
-        Metric(f"rollcage_samples_{name}_total", "counter", text, f"account/{name}")
-        for name, text in (
-            ("trained", "Samples that were trained on."),
-            ("filtered", "Samples of groups that were filtered out or dropped."),
-            ("stale", "Samples that became too old."),
-            ("failed", "Samples that failed."),
-            ("cancelled", "Samples that were cancelled."),
-        )
-    ),
-    Metric("rollcage_samples_in_flight", "gauge", "Samples that run or wait in the buffer.", "account/in_flight"),
-)
-
-_DERIVED = (
-    Metric("rollcage_policy_version", "gauge", "Updates made.", "(metrics)"),
-    Metric(
-        "rollcage_last_update_timestamp_seconds", "gauge", "When the last update was made, since 1970.", "(metrics)"
-    ),
-    Metric("rollcage_paused", "gauge", "1 while the run is paused.", "(event)"),
-    Metric(
-        "rollcage_events_total",
-        "counter",
-        "What happened, as in the run's events.",
-        "(event)",
-        {"event": Label("what", EVENTS)},
-    ),
-    Metric(
-        "rollcage_sample_failures_total",
-        "counter",
-        "Samples that failed, by kind and reason.",
-        "(event sample_failed)",
-        {
-            "kind": Label("whose fault", ("task", "model", "infra")),
-            "reason": Label("short stable word", most=32),
-        },
-    ),
-    Metric(
-        "rollcage_busy_seconds_total",
-        "counter",
-        "Time that somebody spent on something, as in the run's timeline.",
-        "(span)",
-        {"track": Label("who; numbers are left out", most=16), "name": Label("what", most=32)},
-    ),
-    Metric(
-        "rollcage_episodes_total",
-        "counter",
-        "Episodes that ended.",
-        "(trajectory)",
-        {
-            "env": Label("environment", most=16),
-            "outcome": Label("how", ("success", "no_success", "task", "model", "infra")),
-        },
-    ),
-    Metric(
-        "rollcage_episode_seconds",
-        "histogram",
-        "Duration of episodes.",
-        "(trajectory)",
-        {"env": Label("environment", most=16)},
-        SECONDS,
-    ),
-    Metric(
-        "rollcage_episode_turns",
-        "histogram",
-        "Turns of episodes.",
-        "(trajectory)",
-        {"env": Label("environment", most=16)},
-        (1, 2, 3, 5, 8, 12, 20, 30, 50, 100),
-    ),
-    Metric(
-        "rollcage_trajectory_tokens",
-        "histogram",
-        "Sampled tokens of episodes.",
-        "(trajectory)",
-        {"env": Label("environment", most=16)},
-        (16, 64, 256, 1024, 4096, 16_384, 65_536, 262_144),
-    ),
-    Metric("rollcage_disk_free_bytes", "gauge", "Space left where the run folder is.", "(when asked)"),
-    Metric("rollcage_disk_size_bytes", "gauge", "Size of the file system where the run folder is.", "(when asked)"),
-    Metric(
-        "rollcage_unknown_metrics_total",
-        "counter",
-        "What was told under a name or with labels that the catalogue lacks.",
-        "(anything)",
-    ),
-)
-
-_SANDBOXES = (
-    Metric(
-        "rollcage_sandboxes",
-        "gauge",
-        "Sandboxes by host and state.",
-        "sandboxes",
-        {**_HOST, "state": Label("as the manager has it", _STATES)},
-    ),
-    Metric(
-        "rollcage_sandbox_transitions_total",
-        "counter",
-        "Changes of a sandbox's host or state.",
-        "sandbox_transitions",
-        {"state": Label("the new one", _STATES)},
-    ),
-    Metric(
-        "rollcage_sandbox_create_seconds",
-        "histogram",
-        "Time that creating took.",
-        "sandbox_create_seconds",
-        {"phase": Label("part of it", ("queue", "create", "connect", "ready", "claim"))},
-        SECONDS,
-    ),
-    Metric(
-        "rollcage_sandbox_exec_seconds",
-        "histogram",
-        "Time that commands took, as their callers saw it.",
-        "sandbox_exec_seconds",
-        buckets=SECONDS,
-    ),
-    Metric(
-        "rollcage_sandbox_exec_timed_out_total",
-        "counter",
-        "Commands that were ended at their deadline.",
-        "sandbox_exec_timed_out",
-    ),
-    Metric(
-        "rollcage_sandbox_exec_truncated_total",
-        "counter",
-        "Commands whose output was cut.",
-        "sandbox_exec_truncated",
-    ),
-    Metric(
-        "rollcage_sandbox_oom_kills_total",
-        "counter",
-        "Processes in sandboxes that the kernel killed for memory.",
-        "sandbox_oom_kills",
-    ),
-    Metric(
-        "rollcage_sandbox_restarts_total",
-        "counter",
-        "New lives of sandboxes.",
-        "sandbox_restarts",
-        {"why": Label("reason", ("died", "unhealthy", "restore"))},
-    ),
-    Metric(
-        "rollcage_sandbox_probe_seconds",
-        "histogram",
-        "Time that probes took.",
-        "sandbox_probe_seconds",
-        {"ok": Label("whether it was answered", ("true", "false"))},
-        SECONDS,
-    ),
-    Metric(
-        "rollcage_sandbox_orphans_total",
-        "counter",
-        "Things removed from a daemon that had no right to be there.",
-        "sandbox_orphans",
-        {"kind": Label("what", ("container", "image", "network", "volume"))},
-    ),
-    Metric(
-        "rollcage_sandbox_circuit_changes_total",
-        "counter",
-        "Openings and closings of a host's circuit breaker.",
-        "sandbox_circuit_changes",
-        {**_HOST, "state": Label("the new one", most=8)},
-    ),
-)
-
-_SOAK = (
-    Metric(
-        "rollcage_soak_injuries_total",
-        "counter",
-        "What was done to a run by `rollcage bench soak`.",
-        "soak_injuries",
-        {"what": Label("kind", ("trainer", "worker", "learner", "engine", "container", "stop"))},
-    ),
-)
+__all__ = ["BY_SOURCE", "EVENTS", "GROUPS", "METRICS", "NOT_TOLD", "buckets_of", "statistic"]
 
 GROUPS: dict[str, tuple[Metric, ...]] = {
-    "Engines and episodes": _FLEET,
-    "Samples": _ACCOUNT,
-    "The batch": _ROLLOUT,
-    "The update": (*_LEARNER, *_TIME),
-    "The run": _DERIVED,
-    "Sandboxes": _SANDBOXES,
-    "Soak": _SOAK,
+    "Engines and episodes": FLEET,
+    "Samples": ACCOUNT,
+    "The batch": ROLLOUT,
+    "The update": (*LEARNER, *TIME),
+    "Critics and credit": CREDIT,
+    "The run": DERIVED,
+    "Sandboxes": SANDBOXES,
+    "Soak": SOAK,
 }
 
 NOT_TOLD = frozenset({"sampled_tokens"})
@@ -397,6 +29,24 @@ NOT_TOLD = frozenset({"sampled_tokens"})
 
 METRICS: dict[str, Metric] = {metric.name: metric for group in GROUPS.values() for metric in group}
 BY_SOURCE: dict[str, Metric] = {metric.source: metric for metric in METRICS.values() if metric.source[0] != "("}
+
+_PATTERNS = tuple(
+    (re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>\\d+)", re.escape(source))), metric)
+    for source, metric in BY_SOURCE.items()
+    if "{" in source
+)
+
+
+def statistic(source: str) -> tuple[Metric, dict[str, str]] | None:
+    """Return the metric of a training statistic, and its labels; None where it is not declared."""
+    metric = BY_SOURCE.get(source)
+    if metric is not None:
+        return metric, {}
+    for pattern, metric in _PATTERNS:
+        match = pattern.fullmatch(source)
+        if match:
+            return metric, match.groupdict()
+    return None
 
 
 def buckets_of(source: str) -> tuple[float, ...]:

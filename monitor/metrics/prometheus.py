@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rollcage.errors import require
-from rollcage.monitor.metrics.catalogue import BY_SOURCE, METRICS, NOT_TOLD
+from rollcage.monitor.metrics.catalogue import BY_SOURCE, METRICS, NOT_TOLD, statistic
 from rollcage.monitor.metrics.metric import OTHER, Metric
 
 _NUMBERS = re.compile(r"[\s:_\-.#/]*\d+.*$")
@@ -60,16 +60,18 @@ class PrometheusRecorder:
         self._set("rollcage_policy_version", policy_version)
         self._set("rollcage_last_update_timestamp_seconds", time.time())
         for source, value in values.items():
-            metric = BY_SOURCE.get(source)
-            if metric is None:
+            found = statistic(source)
+            if found is None:
                 self._unknown(f"training statistic {source!r}")
-            elif metric.kind == "counter":  # told as a total, which a resumed run goes on with
+                continue
+            metric, labels = found
+            if metric.kind == "counter":  # told as a total, which a resumed run goes on with
                 grown = value - self._totals.get(source, 0.0)
                 self._totals[source] = max(value, self._totals.get(source, 0.0))
                 if grown > 0:
-                    self._child(metric, {}).inc(grown)
+                    self._child(metric, labels).inc(grown)
             else:
-                self._child(metric, {}).set(value)
+                self._child(metric, labels).set(value)
 
     def event(self, name: str, **fields: Any) -> None:
         """See `Recorder`."""

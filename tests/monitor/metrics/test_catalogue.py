@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rollcage.monitor.metrics.catalogue import BY_SOURCE, EVENTS, METRICS, NOT_TOLD
+from rollcage.monitor.metrics.catalogue import BY_SOURCE, EVENTS, METRICS, NOT_TOLD, statistic
 from rollcage.monitor.metrics.metric import Metric
 from rollcage.monitor.metrics.page import page
 from rollcage.trainer.learner.losses import LOSSES, LossInputs
@@ -61,7 +61,7 @@ def test_everything_that_the_code_tells_is_declared() -> None:
     assert len(calls) > 30, "the search finds the calls no more"
     for kind, name, labels, place in calls:
         if kind == "event":
-            assert name in EVENTS, f"{place}: event {name!r} is not in monitor/metrics/catalogue.py"
+            assert name in EVENTS, f"{place}: event {name!r} is not in monitor/metrics"
             continue
         begin = name.partition("*")[0]
         declared = [
@@ -72,7 +72,7 @@ def test_everything_that_the_code_tells_is_declared() -> None:
         if kind == "gauge" and name in NOT_TOLD:
             continue
         assert any((metric.kind, set(metric.labels)) == (kind, labels) for metric in declared), (
-            f"{place}: {kind} {name!r} with labels {sorted(labels)} is not in monitor/metrics/catalogue.py"
+            f"{place}: {kind} {name!r} with labels {sorted(labels)} is not in monitor/metrics"
         )
 
 
@@ -115,3 +115,23 @@ def test_the_learners_statistics_are_declared(loss: str) -> None:
         loss_statistics=statistics,
     )
     assert {f"learner/{name}" for name in summarize([totals])} <= BY_SOURCE.keys()
+
+
+def test_what_critics_and_credit_report_is_declared() -> None:
+    """Every key like critic_..., rhythm_... or ref_kl that is written in the learner."""
+    found = set()
+    for path in (ROOT / "trainer" / "learner").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            keys = node.keys if isinstance(node, ast.Dict) else [node.slice] if isinstance(node, ast.Subscript) else []
+            for key in keys:
+                found |= {
+                    text for text in (_texts(key) if key else ()) if text.startswith(("critic_", "rhythm_", "ref_"))
+                }
+    found -= {"ref_logprobs", "rhythm_heads"}  # no statistics
+    assert len(found) > 12
+    for name in found:
+        wanted = [
+            f"learner/{name.replace('*', value)}" for value in (("0",) if "critic_*" in name else ("waad", "fai"))
+        ]
+        assert all(map(statistic, wanted)), f"{name} is not in monitor/metrics"
+    assert statistic("learner/critic_x_loss") is None
