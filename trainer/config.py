@@ -11,6 +11,7 @@ from typing import Any, Literal, get_type_hints
 from rollcage.errors import UserError, did_you_mean
 from rollcage.monitor.config import MonitorConfig
 from rollcage.monitor.store.limits import StoreConfig
+from rollcage.trainer.cluster.config import RayConfig
 from rollcage.trainer.engines.config import EngineConfig
 from rollcage.trainer.learner.config import LearnerConfig
 from rollcage.trainer.policies import SMALL_POLICIES, small_policy_path
@@ -27,12 +28,13 @@ class EnvChoice:
     """Arguments of the environment, as KEY VALUE pairs."""
     split: str = "train"
     """Split of the training tasks."""
-    placement: Literal["inline", "process", "sandbox"] = "inline"
-    """Where environments run: in threads of this process, in worker processes (for slow or unruly ones), or each in a
-    container of its own (`rollcage sandbox images build env` makes the image)."""
+    placement: Literal["inline", "process", "sandbox", "ray"] = "inline"
+    """Where environments run: in threads of this process, in worker processes (for slow or unruly ones), each in a
+    container of its own (`rollcage sandbox images build env` makes the image), or in processes all over a Ray cluster
+    (extra ray; with --cluster ray, "process" means that too)."""
     restart: Literal["fail", "restore"] = "fail"
     """What becomes of an episode whose worker or container is lost: it fails and is played anew, or it goes on from its
-    last turn in another one (process and sandbox)."""
+    last turn in another one (process, sandbox and ray)."""
     system: str = ""
     """System message put before every conversation."""
 
@@ -81,6 +83,12 @@ class TrainConfig:
     eval: EvalConfig = field(default_factory=EvalConfig)
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
     store: StoreConfig = field(default_factory=StoreConfig)
+    cluster: Literal["none", "ray"] = "none"
+    """ray: engine replicas, learner ranks and worker processes run on a Ray cluster (extra ray)."""
+    address: str = ""
+    """Of the cluster, HOST:PORT or auto; nothing: $RAY_ADDRESS, else a cluster is started here that ends with the
+    run."""
+    ray: RayConfig = field(default_factory=RayConfig)
     num_engines: int = 1
     """Engine replicas."""
     num_updates: int = 100
@@ -124,6 +132,9 @@ class TrainConfig:
         for name, is_set, leader in followers:
             if is_set:
                 yield f"{name} follows {leader}: set that"
+        if self.address and self.cluster != "ray":
+            yield "address is that of a Ray cluster: set cluster ray"
+        yield from (f"ray.{fault}" for fault in self.ray.faults())
         if not self.max_train_s > 0:
             yield "max_train_s must be above 0"
         yield from (f"rollout.{fault}" for fault in self.rollout.faults())

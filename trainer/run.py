@@ -7,7 +7,7 @@ import contextlib
 import fcntl
 import signal
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -18,13 +18,14 @@ from rollcage.envs.countdown.tasks import published_files
 from rollcage.envs.placements import make_placement
 from rollcage.envs.placements.base import EnvConfig, EnvHandle, Placement
 from rollcage.errors import RollcageError, UserError, unwrap
-from rollcage.monitor.endpoint import Action
 from rollcage.monitor.live import Live
 from rollcage.monitor.report import write_report
 from rollcage.monitor.run_folder import RunFolder, read_rows
 from rollcage.trainer.checkpoints import newest_checkpoint, read_state, remove_partial, write_checkpoint
 from rollcage.trainer.config import TrainConfig, read_config, write_config
+from rollcage.trainer.engines.base import Engine
 from rollcage.trainer.evaluation.evaluate import Evaluation, evaluate, plan
+from rollcage.trainer.learner.base import Learner, LearnerDied
 from rollcage.trainer.learner.deepspeed_learner import DeepSpeedLearner
 from rollcage.trainer.loop import Parts, Progress, train
 from rollcage.trainer.models import load_tokenizer
@@ -37,10 +38,9 @@ from rollcage.trainer.rollout.policy_agent import PolicyAgent
 from rollcage.trainer.rollout.record import trajectory_to_json
 from rollcage.trainer.rollout.router import Router
 from rollcage.trainer.rollout.tasks import TaskOrder
+from rollcage.trainer.run_actions import RunActions
 from rollcage.trainer.types import Sampling, Trajectory
 
-ACTION_S = 20.0
-"""Longest wait of the endpoint's thread for the run's event loop to do what is asked."""
 _PUBLISHED = {"countdown": published_files}
 """Published data sets that an evaluation can be made on, as the environment's argument ``data`` by split."""
 
@@ -115,8 +115,23 @@ class Run:
         try:
             checkpoint = newest_checkpoint(self.folder)
             progress = _read_progress(checkpoint) if checkpoint else Progress()
-            if not self._is_finished(progress):
-                await self._go_on(checkpoint, progress)
+            budget = num_left = self.config.ray.learner_restarts if self.config.cluster == "ray" else 0
+            while not self._is_finished(progress):
+                began_at = progress.policy_version
+                try:
+                    await self._go_on(checkpoint, progress)
+                    break
+                except LearnerDied as error:
+                    checkpoint = newest_checkpoint(self.folder)
+                    progress = _read_progress(checkpoint) if checkpoint else Progress()
+                    if progress.policy_version > began_at:
+                        num_left = budget
+                    if num_left == 0:
+                        raise
+                    num_left -= 1
+                    self._recorder.event(
+                        "learner_restarted", message=str(error), policy_version=progress.policy_version
+                    )
         finally:
             self._recorder.close()
             remove_partial(self.folder)  # of a checkpoint that a stop broke off
@@ -124,38 +139,9 @@ class Run:
                 self._lock.close()
         return write_report(self.folder, command=self._command)
 
-    def _actions(self) -> dict[str, Action]:
-        """What the run's endpoint does when asked, by name; called in a thread of its own."""
-        loop = asyncio.get_running_loop()
-        switch = {"pause": self._pause_now, "resume": self._resume_now}
-
-        def action(name: str) -> Action:
-            def act(arguments: Mapping[str, Any]) -> dict[str, Any]:
-                async def done() -> dict[str, Any]:
-                    return switch[name]()
-
-                return asyncio.run_coroutine_threadsafe(done(), loop).result(ACTION_S)
-
-            return act
-
-        return {name: action(name) for name in switch}
-
-    def _pause_now(self) -> dict[str, Any]:
-        done = self._pause.pause()
-        if done:
-            self._recorder.event("paused")
-        told = "no sample and no update is begun until it is resumed; what is under way is finished"
-        return {"done": done, "message": told if done else "it is paused already"}
-
-    def _resume_now(self) -> dict[str, Any]:
-        done = self._pause.resume()
-        if done:
-            self._recorder.event("resumed", paused_s=round(self._pause.total_s, 3), num_pauses=self._pause.num)
-        return {"done": done, "message": "it goes on" if done else "it is not paused"}
-
     async def _go_on(self, checkpoint: Path | None, progress: Progress) -> None:
         try:
-            with self._live.serving(self._actions()):
+            with self._live.serving(RunActions(self._pause, self._recorder).actions()):
                 self._recorder.event("start", resumed_from=str(checkpoint) if checkpoint else None)
                 async with self._parts(checkpoint, progress.policy_version) as parts:
                     if checkpoint is None:
@@ -235,14 +221,10 @@ class Run:
     async def _parts(self, checkpoint: Path | None, policy_version: int) -> AsyncIterator[Parts]:
         config = self.config
         async with AsyncExitStack() as stack:
-            engines = [
-                config.engine_config.make(index, log=self.folder / "logs" / f"engine{index}.log")
-                for index in range(config.num_engines)
-            ]
+            engines, learner = await self._engines_and_learner(stack, checkpoint)
             rollout = config.rollout
             router = Router(engines, recorder=self._recorder, replicate=rollout.replicate, interrupt=rollout.interrupt)
             stack.push_async_callback(router.close)
-            learner = DeepSpeedLearner(config.learner_config, checkpoint=checkpoint, log_folder=self.folder / "logs")
             stack.push_async_callback(learner.close)
             placement = self._place(self._env, rollout.num_slots)
             stack.push_async_callback(placement.close)
@@ -258,9 +240,25 @@ class Run:
 
             yield Parts(learner, router, placement, self._order.task_id, new_agent, self._record)
 
+    async def _engines_and_learner(
+        self, stack: AsyncExitStack, checkpoint: Path | None
+    ) -> tuple[list[Engine], Learner]:
+        config, logs = self.config, self.folder / "logs"
+        if config.cluster == "ray":
+            from rollcage.trainer.cluster.cluster import RayCluster
+
+            cluster = await RayCluster.connect(config.address, config.ray)
+            stack.push_async_callback(cluster.close)
+            engines = cluster.engines(config.engine_config, config.num_engines)
+            return engines, cluster.learner(config.learner_config, checkpoint=checkpoint)
+        make = config.engine_config.make
+        engines = [make(index, log=logs / f"engine{index}.log") for index in range(config.num_engines)]
+        return engines, DeepSpeedLearner(config.learner_config, checkpoint=checkpoint, log_folder=logs)
+
     def _place(self, env: EnvConfig, num_workers: int) -> Placement:
         choice = self.config.env
-        return make_placement(choice.placement, env, num_workers=num_workers, restart=choice.restart)
+        kind = "ray" if (choice.placement, self.config.cluster) == ("process", "ray") else choice.placement
+        return make_placement(kind, env, num_workers=num_workers, restart=choice.restart)
 
     def _record(self, trajectory: Trajectory) -> None:
         store = self.config.store

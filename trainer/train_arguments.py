@@ -42,6 +42,7 @@ examples:
   rollcage train countdown-small
   rollcage train countdown-small --seed 1 --rollout.async-ratio 2 --learner.lr 1e-4
   rollcage train countdown-small --env.args num_numbers 4 --out runs/four-numbers
+  rollcage train countdown-small --cluster ray --address 10.0.0.1:6379 --num-engines 4
   rollcage train --resume runs/four-numbers --monitor
 """
 

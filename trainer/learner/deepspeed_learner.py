@@ -15,10 +15,11 @@ import numpy.typing as npt
 
 from rollcage.errors import MissingExtra, UserError
 from rollcage.trainer.engines.base import Weights
+from rollcage.trainer.learner.annotations import SampleAnnotations
 from rollcage.trainer.learner.base import LearnerDied
 from rollcage.trainer.learner.batch import Batch
 from rollcage.trainer.learner.config import LearnerConfig
-from rollcage.trainer.learner.rank_process import RankProcess
+from rollcage.trainer.learner.rank_process import Rank, RankProcess
 from rollcage.trainer.learner.shared_weights import map_weights, open_memory
 from rollcage.trainer.learner.statistics import summarize
 from rollcage.trainer.models import find_model
@@ -43,7 +44,7 @@ class DeepSpeedLearner:
         self, config: LearnerConfig, *, checkpoint: Path | None = None, log_folder: Path | None = None
     ) -> None:
         self._config, self._checkpoint, self._log_folder = config, checkpoint, log_folder
-        self._ranks: list[RankProcess] = []
+        self._ranks: list[Rank] = []
         self._weights: Weights = {}
         self._lock = asyncio.Lock()
 
@@ -71,11 +72,7 @@ class DeepSpeedLearner:
             self._log_folder.mkdir(parents=True, exist_ok=True)
         memory = open_memory()
         try:
-            for rank in range(config.num_ranks):
-                log = self._log_folder / f"learner-rank{rank}.log" if self._log_folder else None
-                self._ranks.append(RankProcess(rank, config.num_ranks, memory, config.num_threads, log))
-            for process in self._ranks:
-                await process.open()
+            await self._open_ranks(memory)
             port = (await self._call("open_store", timeout_s=config.start_timeout_s, ranks=self._ranks[:1]))[0]
             layouts = await self._call("start", config, self._checkpoint, port, timeout_s=config.start_timeout_s)
             self._weights = map_weights(memory, layouts[0])
@@ -84,6 +81,17 @@ class DeepSpeedLearner:
             raise
         finally:
             os.close(memory)
+
+    async def _open_ranks(self, memory: int) -> None:
+        """Add the ranks, ready to be called; rank 0 publishes through ``memory``."""
+        config = self._config
+        processes: list[RankProcess] = []
+        for rank in range(config.num_ranks):
+            log = self._log_folder / f"learner-rank{rank}.log" if self._log_folder else None
+            processes.append(RankProcess(rank, config.num_ranks, memory, config.num_threads, log))
+            self._ranks.append(processes[-1])
+        for process in processes:
+            await process.open()
 
     async def train(self, batch: Batch) -> dict[str, float]:
         """Update the policy on ``batch``.
@@ -98,6 +106,14 @@ class DeepSpeedLearner:
         """
         results = await self._call("train", batch, timeout_s=self._config.call_timeout_s)
         return {**results[0][1], **summarize(totals for totals, _ in results)}
+
+    async def annotations(self) -> list[SampleAnnotations]:
+        """Return what the last update had for the tokens of ``config.annotated_samples`` samples."""
+        timeout_s = self._config.call_timeout_s
+        found: list[SampleAnnotations] = (await self._call("annotations", timeout_s=timeout_s, ranks=self._ranks[:1]))[
+            0
+        ]
+        return found
 
     async def logprobs(self, batch: Batch) -> npt.NDArray[np.float32]:
         """Return [B, T] log-probabilities of the batch's tokens under the current weights, 0 where loss_mask is off."""
@@ -132,7 +148,7 @@ class DeepSpeedLearner:
         await asyncio.shield(asyncio.gather(*(rank.close() for rank in ranks)))
 
     async def _call(
-        self, method: str, *arguments: Any, timeout_s: float, ranks: Sequence[RankProcess] | None = None
+        self, method: str, *arguments: Any, timeout_s: float, ranks: Sequence[Rank] | None = None
     ) -> list[Any]:
         """Let all ranks run ``method`` and return what each returns; whatever goes wrong ends the learner."""
         async with self._lock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from rollcage.errors import UserError
+from rollcage.trainer.learner.annotations import SampleAnnotations
 from rollcage.trainer.learner.batch import Batch
 from rollcage.trainer.learner.config import LearnerConfig
 from rollcage.trainer.learner.critic_engines import load_critics, make_critics, save_critics
@@ -41,9 +43,14 @@ class DeepSpeedRank:
         self._policy_version = 0
         self._store: TCPStore | None = None
 
+    @property
+    def published(self) -> Mapping[str, torch.Tensor]:
+        """On rank 0 the weights as `publish` has left them; nothing on the others."""
+        return self._published
+
     def open_store(self) -> int:
         """Rank 0 only: open the place where the ranks meet, and return its port."""
-        store = TCPStore("127.0.0.1", 0, self._world_size, is_master=True, wait_for_workers=False)
+        store = TCPStore(os.environ["MASTER_ADDR"], 0, self._world_size, is_master=True, wait_for_workers=False)
         self._store = store
         return int(store.port)
 
@@ -67,7 +74,7 @@ class DeepSpeedRank:
         self._policy, self._adapters = policy, find_adapters(policy)
         layout = make_layout((name, tuple(weight.shape), weight.dtype) for name, weight in named_weights(policy))
         self._published = map_weights(self._memory, layout) if self._rank == 0 else {}
-        store = self._store or TCPStore("127.0.0.1", port, self._world_size)
+        store = self._store or TCPStore(os.environ["MASTER_ADDR"], port, self._world_size)
         join_ranks(self._rank, self._world_size, store, config.call_timeout_s)
         device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
         compute_dtype = getattr(torch, resolve_dtype(config.compute_dtype, device))
@@ -93,6 +100,10 @@ class DeepSpeedRank:
         self._policy_version += 1
         return result
 
+    def annotations(self) -> list[SampleAnnotations]:
+        """Return what the last update had for the tokens of some samples; the same on all ranks."""
+        return self._update.annotations
+
     def logprobs(self, batch: Batch) -> npt.NDArray[np.float32]:
         """Return [B, T] log-probabilities; see `PolicyUpdate.logprobs`."""
         return self._update.logprobs(batch)
@@ -107,7 +118,9 @@ class DeepSpeedRank:
 
     def save(self, folder: Path) -> None:
         """Write DeepSpeed's state and the random generator's, and ``model/`` in transformers' format with tokenizer."""
-        state = {"policy_version": self._policy_version, "rng": torch.get_rng_state()}
+        rhythm = self._update.rhythm
+        heads = None if rhythm is None else rhythm.heads
+        state = {"policy_version": self._policy_version, "rng": torch.get_rng_state(), "rhythm_heads": heads}
         self._engine.save_checkpoint(str(folder), tag=STATE, client_state=state, save_latest=False)
         save_critics(self._critics, folder, self._rank)
         self.publish()
@@ -125,6 +138,8 @@ class DeepSpeedRank:
             load_critics(self._critics, folder)
             self._policy_version = int(state["policy_version"])
             torch.set_rng_state(state["rng"])
+            if self._update.rhythm is not None:
+                self._update.rhythm.heads = state.get("rhythm_heads")
         except Exception as error:  # a damaged file can raise anything
             reason = " ".join(str(error).split())[:300]
             raise UserError(f"cannot load the checkpoint {folder}: {type(error).__name__}: {reason}") from error

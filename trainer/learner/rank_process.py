@@ -1,11 +1,38 @@
-"""One rank of the learner as a process of its own."""
+"""One rank of the learner as a process of its own, and what a rank is wherever it runs."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, Protocol
 
 from rollcage.trainer.child_process import ChildProcess
 from rollcage.trainer.learner.base import LearnerDied
+
+
+class Rank(Protocol):
+    """One rank, wherever it runs."""
+
+    @property
+    def rank(self) -> int:
+        """Its number."""
+        ...
+
+    @property
+    def pid(self) -> int:
+        """Of its process, on its machine."""
+        ...
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """Let it run a method of `DeepSpeedRank`; raises LearnerDied, or the UserError that it refuses with."""
+        ...
+
+    def describe_log(self) -> str:
+        """Return the end of its output, or where that is, for an error message."""
+        ...
+
+    async def close(self) -> None:
+        """End it; idempotent."""
+        ...
 
 
 class RankProcess(ChildProcess):
