@@ -12,6 +12,7 @@ import numpy as np
 from rollcage.envs.placements.base import Placement
 from rollcage.errors import unwrap
 from rollcage.recorder import Recorder
+from rollcage.trainer.learner.annotations import annotation_rows
 from rollcage.trainer.learner.base import Learner
 from rollcage.trainer.learner.batch import make_batch
 from rollcage.trainer.pause import Pause
@@ -146,6 +147,7 @@ async def train(
                 start_s = now()
                 statistics = await parts.learner.train(make_batch(groups))
                 trained_s = now()
+                annotations = await parts.learner.annotations()
                 scheduler.collector.trained(groups)
                 num_training = 0
                 progress.policy_version += 1
@@ -154,6 +156,8 @@ async def train(
                 end_s = now()
                 account.check(scheduler.num_in_flight)
 
+                for row in annotation_rows(annotations, groups, progress.policy_version - 1):
+                    recorder.annotations(row)
                 recorder.span("learner", "wait", wait_s, ready_s)
                 if start_s > ready_s:
                     recorder.span("learner", "paused", ready_s, start_s)
@@ -176,6 +180,8 @@ async def train(
                     "account/cancelled": account.cancelled,
                     "account/in_flight": scheduler.num_in_flight,
                 }
+                if "rhythm_seconds" in statistics:
+                    metrics["learner/rhythm_share_of_step"] = statistics["rhythm_seconds"] / (end_s - wait_s)
                 if statistics.get("logprob_gap_mean", 0.0) > LOGPROB_GAP_WARNING:
                     recorder.event(
                         "logprob_gap", mean=statistics["logprob_gap_mean"], policy_version=progress.policy_version

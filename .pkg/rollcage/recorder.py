@@ -30,6 +30,9 @@ class Recorder(Protocol):
     def trajectory(self, record: Mapping[str, Any]) -> None:
         """Record one finished episode (JSON-able)."""
 
+    def annotations(self, record: Mapping[str, Any]) -> None:
+        """Record what the trainer had for each token of one sample (`rollcage.trainer.learner.annotations`)."""
+
 
 class NullRecorder:
     """Listens to nothing: the default wherever a recorder is optional."""
@@ -41,3 +44,4 @@ class NullRecorder:
     def event(self, name: str, **fields: Any) -> None: ...
     def span(self, track: str, name: str, start_s: float, end_s: float, **fields: Any) -> None: ...
     def trajectory(self, record: Mapping[str, Any]) -> None: ...
+    def annotations(self, record: Mapping[str, Any]) -> None: ...

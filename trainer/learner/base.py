@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -10,6 +11,7 @@ import numpy.typing as npt
 
 from rollcage.errors import RollcageError
 from rollcage.trainer.engines.base import Weights
+from rollcage.trainer.learner.annotations import SampleAnnotations
 from rollcage.trainer.learner.batch import Batch
 
 
@@ -26,6 +28,10 @@ class Learner(Protocol):
 
     async def train(self, batch: Batch) -> dict[str, float]:
         """One update of the policy on ``batch``; returns detached statistics (FORMULAS: every loss reports)."""
+        ...
+
+    async def annotations(self) -> Sequence[SampleAnnotations]:
+        """Return what the last `train` had for the tokens of a few of its samples; none before."""
         ...
 
     async def logprobs(self, batch: Batch) -> npt.NDArray[np.float32]:

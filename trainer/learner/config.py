@@ -9,6 +9,7 @@ from typing import Literal
 
 from rollcage.errors import UserError, did_you_mean
 from rollcage.trainer.learner.critic_config import CriticConfig
+from rollcage.trainer.learner.rhythm.config import RhythmConfig
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,13 @@ class LearnerConfig:
 
     whiten_advantages: bool = False
     """Shift and scale the advantages to mean 0 and std 1 over the batch's trainable tokens."""
+
+    rhythm: RhythmConfig = field(default_factory=RhythmConfig)
+    """Which tokens' advantages count more, by what the policy's own attention shows (see there): it multiplies whatever
+    advantage there is, after all normalisation, whitening and masking."""
+
+    annotated_samples: int = 8
+    """Samples of every update of which the run records, token by token, advantage, log-probability and credit."""
 
     mask_cut: bool = False
     """Give no gradient to episodes with a message that the token limit cut; they still count in their group's baseline.
@@ -193,6 +201,7 @@ class LearnerConfig:
         yield from (f"critic.{fault}" for fault in self.critic.faults())
         if self.critic != CriticConfig() and self.advantage not in NEED_VALUES:
             yield f"critic is of no use to advantage {self.advantage!r} (it is to {', '.join(NEED_VALUES)})"
+        yield from (f"rhythm.{fault}" for fault in self.rhythm.faults())
         if self.loss in LOSSES:
             yield from option_faults(f"loss {self.loss!r}", LOSSES[self.loss], self.loss_options)
         if self.advantage in ADVANTAGES:
@@ -214,6 +223,7 @@ class LearnerConfig:
             "kl_coef",
             "entropy_coef",
             "lora_rank",
+            "annotated_samples",
         ):
             if not 0 <= getattr(self, name) < math.inf:
                 yield f"{name} must be at least 0, not {getattr(self, name)}"

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rollcage.trainer.engines.base import Weights
+from rollcage.trainer.learner.annotations import SampleAnnotations
 from rollcage.trainer.learner.batch import Batch
 
 
@@ -35,6 +36,10 @@ class ScriptedLearner:
         self._on_train(batch)
         self.num_updates += 1
         return {"loss": 0.0}
+
+    async def annotations(self) -> list[SampleAnnotations]:
+        """See `Learner`: none."""
+        return []
 
     async def logprobs(self, batch: Batch) -> npt.NDArray[np.float32]:
         """See `Learner`: the sampler's own."""

@@ -45,9 +45,7 @@ class TokenLogprobs(nn.Module):
             entropy_grad: keep the graph of the entropies.
         """
         self._predicts = loss_mask[:, 1:]
-        # Without the cache of casts: under ZeRO 3 a weight is another tensor each time.
-        mixed = self._compute_dtype != torch.float32
-        with torch.autocast(token_ids.device.type, self._compute_dtype, enabled=mixed, cache_enabled=False):
+        with self.precision(token_ids.device):
             logits = self.policy(input_ids=token_ids[:, :-1], use_cache=False).logits[0]
         targets = token_ids[:, 1:][self._predicts]
         self._predicts = None
@@ -59,6 +57,12 @@ class TokenLogprobs(nn.Module):
             for chunk, chunk_targets in zip(torch.split(logits, rows), torch.split(targets, rows), strict=True)
         ]
         return torch.cat([logprobs for logprobs, _ in chunks]), torch.cat([entropy for _, entropy in chunks])
+
+    def precision(self, device: torch.device) -> torch.autocast:
+        """Return the context in which the policy computes on ``device``: mixed precision, where it is asked for."""
+        # Without the cache of casts: under ZeRO 3 a weight is another tensor each time.
+        mixed = self._compute_dtype != torch.float32
+        return torch.autocast(device.type, self._compute_dtype, enabled=mixed, cache_enabled=False)
 
     def _keep_predicting(self, head: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         """Leave only the hidden states that predict a trainable token: [b, t - 1, H] to [1, N, H]."""

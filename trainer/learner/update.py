@@ -14,6 +14,8 @@ from torch import Tensor
 
 from rollcage.trainer.learner.advantages import ADVANTAGES, outcomes, whiten
 from rollcage.trainer.learner.aggregate import aggregate, token_weights
+from rollcage.trainer.learner.annotating import Annotating
+from rollcage.trainer.learner.annotations import SampleAnnotations
 from rollcage.trainer.learner.batch import Batch
 from rollcage.trainer.learner.config import LearnerConfig
 from rollcage.trainer.learner.critics import CriticEnsemble, Judgement
@@ -28,6 +30,7 @@ from rollcage.trainer.learner.losses import (
 )
 from rollcage.trainer.learner.micro_batches import Rows, plan_micro_batches, split_episodes
 from rollcage.trainer.learner.regularizers import KL_PENALTIES, entropy_bonus
+from rollcage.trainer.learner.rhythm.batch_credit import RhythmCredit
 from rollcage.trainer.learner.row_tensors import cut, evaluate_rows, gather, lengths, place
 from rollcage.trainer.learner.statistics import Totals
 
@@ -83,6 +86,9 @@ class PolicyUpdate:
         self._engine, self._config, self._rank = engine, config, rank
         self._reference, self._critics = reference, critics
         self._loss = LOSSES[config.loss]
+        self.rhythm = None if config.rhythm.credit == "none" else RhythmCredit(engine, config, rank)
+        self.annotations: list[SampleAnnotations] = []
+        """Of the last update."""
         if config.needs_reference != (reference is not None):
             raise ValueError(f"needs_reference is {config.needs_reference}, reference is {reference!r}")
         if config.needs_critics != (critics is not None):
@@ -104,10 +110,14 @@ class PolicyUpdate:
         old_logprobs = self.logprobs(batch) if config.kl_in_reward else None
         judgement = None if self._critics is None else self._critics.judge(batch, policy_version)
         advantages = self._advantages(batch, old_logprobs, ref_logprobs, judgement)
+        credited = None if self.rhythm is None else self.rhythm.apply(batch, advantages, policy_version)
+        advantages = advantages if credited is None else credited.advantages
         pulls = batch.loss_mask  # tokens that have a gradient; rows without any stay out of the model
         if config.entropy_coef == 0 and config.kl_coef == 0 and config.loss not in PULL_WITHOUT_ADVANTAGE:
             pulls = pulls & (advantages != 0)
         pulling = np.any(pulls, axis=1)
+        draw = config.seed, policy_version
+        self._annotating = Annotating(batch, pulling, config.annotated_samples, draw)
         split = _split_rows(batch) if config.loss in SEQUENCE_LEVEL else np.zeros(len(batch), np.bool_)
         warms_up = judgement is not None and policy_version < config.critic.warmup_updates
         mini_batches = [] if warms_up else list(self._mini_batches(batch, policy_version))
@@ -138,6 +148,9 @@ class PolicyUpdate:
             for micro_rows in plan:
                 loss += self._backward(batch, micro_rows, target, totals, is_last=micro_rows is plan[-1])
             grad_norm += optimizer_step(self._engine, config) / num_steps
+        self.annotations = self._annotating.finish(
+            {"advantages": advantages, **({} if credited is None else credited.quantities)}
+        )
         staleness = policy_version - batch.start_versions[np.unique(batch.episode_ids, return_index=True)[1]]
         return totals, {
             "loss": float(sum_over_ranks(torch.tensor([loss / num_steps]))),
@@ -148,6 +161,7 @@ class PolicyUpdate:
             "num_tokens": int(batch.loss_mask.sum()),
             "num_rows_skipped": len(batch) if warms_up else int(len(batch) - pulling.sum()),
             **({} if judgement is None else judgement.statistics),
+            **({} if credited is None else credited.statistics),
             "seconds": time.perf_counter() - start_s,
         }
 
@@ -241,6 +255,7 @@ class PolicyUpdate:
             other_rows=others
             and OtherRows(here(others.num_tokens), here(others.log_ratio), here(others.rollout_log_ratio)),
         )
+        self._annotating.see(rows, inputs.old_logprobs)
         token_loss, loss_statistics = self._loss(inputs, **config.loss_options)
         if with_entropy:
             rewarded = mask if target.entropy_mask is None else mask & here(target.entropy_mask)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rollcage.trainer.engines.base import Weights
+from rollcage.trainer.learner.annotations import SampleAnnotations
 from rollcage.trainer.learner.batch import Batch
 
 
@@ -43,6 +44,10 @@ class SimulatedLearner:
         await asyncio.sleep(self._update_s + self._sample_s * len(set(batch.episode_ids.tolist())))
         self._on_training(False)
         return {}
+
+    async def annotations(self) -> list[SampleAnnotations]:
+        """See `Learner`: none."""
+        return []
 
     async def logprobs(self, batch: Batch) -> npt.NDArray[np.float32]:
         """See `Learner`: the sampler's own, at no cost (`train` includes all forward passes)."""

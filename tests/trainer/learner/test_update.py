@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from tests.trainer.learner.plain_engine import PlainEngine
 
-from rollcage.trainer.learner import row_tensors, update
+from rollcage.trainer.learner import annotating, row_tensors, update
 from rollcage.trainer.learner.advantages import ADVANTAGES, NEED_VALUES
 from rollcage.trainer.learner.batch import Batch
 from rollcage.trainer.learner.config import LearnerConfig
@@ -19,37 +19,6 @@ from rollcage.trainer.learner.losses import LOSSES
 from rollcage.trainer.learner.statistics import summarize
 from rollcage.trainer.learner.token_logprobs import TokenLogprobs
 from rollcage.trainer.models import load_model
-
-
-class PlainEngine:
-    """Has of a DeepSpeed engine what an update needs, on one rank; plain gradient descent, whose gradients it keeps."""
-
-    device = torch.device("cpu")
-
-    def __init__(self, module: TokenLogprobs, lr: float) -> None:
-        self.module, self._lr = module, lr
-        self.steps: list[list[Tensor]] = []
-
-    def __call__(self, *args: Any) -> Any:
-        return self.module(*args)
-
-    def get_lr(self) -> list[float]:
-        return [self._lr]
-
-    def set_gradient_accumulation_boundary(self, is_last: bool) -> None:
-        pass
-
-    def backward(self, loss: Tensor) -> None:
-        loss.backward()
-
-    def step(self) -> None:
-        weights = list(self.module.parameters())
-        self.steps.append([weight.grad.clone() for weight in weights if weight.grad is not None])
-        with torch.no_grad():
-            for weight in weights:
-                assert weight.grad is not None
-                weight -= self._lr * weight.grad
-                weight.grad = None
 
 
 class Learner:
@@ -71,7 +40,7 @@ class Learner:
 @pytest.fixture(autouse=True)
 def one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no process group to sum over."""
-    for module in (update, row_tensors):
+    for module in (update, row_tensors, annotating):
         monkeypatch.setattr(module, "sum_over_ranks", lambda tensor: tensor)
 
 

@@ -60,8 +60,8 @@ def attention_curves(
     """Run ``model`` over prompt and response once and return the curves of every head.
 
     Works with every transformers decoder that takes its attention from transformers' AttentionInterface. The layers
-    looked at use the model's own eager attention, block of queries by block; the others its fast one. Layers after the
-    last one looked at do not run, and neither does the output embedding.
+    looked at use the model's own eager attention, block of queries by block; the others the one that is set. Layers
+    after the last one looked at do not run, and neither does the output embedding.
 
     Args:
         model: a transformers causal language model; its weights and its mode are left as they are.
@@ -94,7 +94,7 @@ def attention_curves(
         if on_map is not None:
             on_map(layer, block)
 
-    spy = _Spy(frozenset(chosen), see, None if on_map else QUERY_BLOCK, stop=forward is None, padded=token_ids.shape[1])
+    spy = _Spy(frozenset(chosen), see, None if on_map else QUERY_BLOCK, stop=forward is None)
     with torch.no_grad(), _watched(model, spy):
         try:
             if forward is not None:
@@ -111,8 +111,8 @@ def attention_curves(
     unseen = [layer for layer in chosen if layer not in sums]
     if unseen:
         raise UserError(
-            f"{type(model).__name__}: layers {unseen} have no attention map that transformers' AttentionInterface gives "
-            "away: use a model with softmax attention in these layers, or name others."
+            f"{type(model).__name__}: layers {unseen} give no attention map to transformers' AttentionInterface: use a "
+            "model with softmax attention in these layers, or name others."
         )
     segments = None if position_ids is None else (position_ids == 0).long().cumsum(1)
     size = fai_window(response_mask, h_lo, h_hi, segments).clamp(min=1)
@@ -137,7 +137,7 @@ def unpack(packed: Tensor, position_ids: Tensor) -> Tensor:
     return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)
 
 
-class _SeenAll(Exception):  # noqa: N818: no error, the way out of the model's forward pass
+class _SeenAll(Exception):
     """The last layer to look at has been seen."""
 
 
@@ -149,7 +149,6 @@ class _Spy:
     see: Callable[[int, int, Tensor], None]
     block: int | None
     stop: bool
-    padded: int
     others: str = "eager"
 
     def attend(
@@ -172,7 +171,7 @@ class _Spy:
             output, weights = eager(
                 module, query[:, :, first:end], key[:, :, :keys], value[:, :, :keys], mask, **options
             )
-            self.see(module.layer_idx, first, weights[:, :, : self.padded - first])
+            self.see(module.layer_idx, first, weights)
             outputs.append(output)
             del weights
         if self.stop and module.layer_idx == max(self.layers):
@@ -183,7 +182,9 @@ class _Spy:
 _current = threading.local()
 
 
-def _attend(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any) -> Any:
+def _attend(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> Any:
     spy: _Spy = _current.spy
     return spy.attend(module, query, key, value, attention_mask, **options)
 
@@ -195,7 +196,8 @@ def _watched(model: Any, spy: _Spy) -> Iterator[None]:
     from transformers.masking_utils import eager_mask
 
     before = model.config._attn_implementation
-    spy.others = before if before.startswith("sdpa") else "sdpa" if model._supports_sdpa else "eager"
+    fast = before.startswith("sdpa") or before == "eager"  # flash attention takes no mask as eager attention wants it
+    spy.others = before if fast else "sdpa" if model._supports_sdpa else "eager"
     transformers.AttentionInterface.register(NAME, _attend)
     transformers.AttentionMaskInterface.register(NAME, eager_mask)
     model.set_attn_implementation(NAME)

@@ -45,7 +45,9 @@ def top_share(scores: Tensor, eligible: Tensor, response_mask: Tensor, q: float 
         q: share, in [0, 1].
     """
     order = scores.masked_fill(~eligible, -torch.inf).argsort(dim=1, descending=True, stable=True)
-    rank = torch.empty_like(order).scatter_(1, order, torch.arange(scores.shape[1], device=order.device).expand_as(order))
+    rank = torch.empty_like(order).scatter_(
+        1, order, torch.arange(scores.shape[1], device=order.device).expand_as(order)
+    )
     wanted = (q * response_mask.sum(1, keepdim=True).double() + 1e-9).floor()
     return (rank < wanted) & eligible
 
