@@ -23,7 +23,7 @@ demo: $(STAMP)-train
 	fi
 
 # What failed beside others is run once more alone: that tells a fault from a crowded machine. A fault fails again.
-test: $(STAMP)-dev $(STAMP)-docker check
+test: $(STAMP)-dev $(STAMP)-docker $(STAMP)-promtool check
 	$(BIN)/python -m tests.sandbox.docker_daemons sh -c \
 		"$(BIN)/pytest -n 2 --dist worksteal || $(BIN)/pytest --last-failed --last-failed-no-failures none"
 
@@ -65,6 +65,13 @@ $(STAMP)-docker: $(BIN)/pip
 	@(command -v dockerd || docker version) >/dev/null 2>&1 && command -v debootstrap >/dev/null && test -x /bin/busybox || \
 		(apt-get update -q && apt-get install -qy docker.io debootstrap busybox-static) || \
 		(echo "the sandbox tests need Docker, debootstrap and busybox-static: see README.md" >&2; exit 1)
+	@touch $@
+
+# The tests of the alert rules use promtool. It is taken out of Debian's prometheus package, whose service nobody wants here.
+$(STAMP)-promtool: $(BIN)/pip
+	@command -v promtool >/dev/null || (apt-get update -q && cd $(VENV) && apt-get download -q prometheus && \
+		dpkg -x prometheus_*.deb prometheus && cp prometheus/usr/bin/promtool bin/ && rm -r prometheus prometheus_*.deb) || \
+		(echo "the tests of the alert rules need promtool: install Prometheus" >&2; exit 1)
 	@touch $@
 
 clean:
