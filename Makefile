@@ -23,7 +23,7 @@ demo: $(STAMP)-train
 	fi
 
 # What failed beside others is run once more alone: that tells a fault from a crowded machine. A fault fails again.
-test: $(STAMP)-dev $(STAMP)-docker $(STAMP)-promtool check
+test: $(STAMP)-dev $(STAMP)-docker $(STAMP)-promtool $(STAMP)-chromium check
 	$(BIN)/python -m tests.sandbox.docker_daemons sh -c \
 		"$(BIN)/pytest -n 2 --dist worksteal || $(BIN)/pytest --last-failed --last-failed-no-failures none"
 
@@ -72,6 +72,13 @@ $(STAMP)-promtool: $(BIN)/pip
 	@command -v promtool >/dev/null || (apt-get update -q && cd $(VENV) && apt-get download -q prometheus && \
 		dpkg -x prometheus_*.deb prometheus && cp prometheus/usr/bin/promtool bin/ && rm -r prometheus prometheus_*.deb) || \
 		(echo "the tests of the alert rules need promtool: install Prometheus" >&2; exit 1)
+	@touch $@
+
+# The tests of the dashboard look at its pages with a real browser.
+$(STAMP)-chromium: $(BIN)/pip
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || \
+		(apt-get update -q && apt-get install -qy --no-install-recommends chromium) || \
+		(echo "the tests of the dashboard need a browser: install chromium" >&2; exit 1)
 	@touch $@
 
 clean:

@@ -43,9 +43,11 @@ export function clock(seconds) {
   return `${Math.floor(minutes / 60)}:${String(minutes % 60).padStart(2, "0")}:${tail}`;
 }
 
-/** Seconds since 1970 as local date and time. */
+/** Seconds since 1970 as local date and time; of today only the time. */
 export function moment(epoch) {
-  return isNumber(epoch) && epoch > 0 ? new Date(1000 * epoch).toLocaleString("sv-SE") : DASH;
+  if (!isNumber(epoch) || epoch <= 0) return DASH;
+  const [date, time] = new Date(1000 * epoch).toLocaleString("sv-SE").split(" ");
+  return date === new Date().toLocaleDateString("sv-SE") ? time : `${date} ${time}`;
 }
 
 /** How long ago. */

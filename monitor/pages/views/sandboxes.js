@@ -47,16 +47,21 @@ function hostTable({ address: service, hosts, by_host: counts }, refresh) {
   return table([
     { title: "Host", cell: (host) => host.name },
     { title: "Condition", cell: (host) => badge(host.condition, CONDITIONS[host.condition]) },
-    ...STATES.map((name) => ({ title: name.toLowerCase(), numeric: true, cell: (host) => number(counts[host.name]?.[name] ?? 0) })),
-    { title: "Load", cell: (host) => [meter(host.num_cpus ? host.load / host.num_cpus : 0, `load of ${host.name}`), ` ${number(host.load)} of ${number(host.num_cpus)} cores`] },
-    { title: "Promised", cell: (host) => `${number(host.reserved_cpus)} cores, ${bytes(host.reserved_memory_bytes)} of ${bytes(host.memory_bytes)}` },
-    { title: "Free disk", numeric: true, cell: (host) => bytes(host.free_disk_bytes) },
-    { title: "", cell: (host) => {
+    { title: "New ones", cell: (host) => {
       const on = host.condition !== "drained";
       return action(on ? "Drain" : "Undrain", `/sandboxes/hosts/${encodeURIComponent(host.name)}/drain`, { on },
         { done: refresh, title: `${on ? "Drain" : "Undrain"} ${host.name}`, question: on ? `Drain ${host.name}? It gets no new sandboxes; those that run stay.` : null });
     } },
+    { title: "Sandboxes", cell: (host) => states(counts[host.name] ?? {}) },
+    { title: "Load", cell: (host) => [meter(host.num_cpus ? host.load / host.num_cpus : 0, `load of ${host.name}`), ` ${number(host.load)} of ${number(host.num_cpus)} cores`] },
+    { title: "Promised", cell: (host) => `${number(host.reserved_cpus)} cores, ${bytes(host.reserved_memory_bytes)} of ${bytes(host.memory_bytes)}` },
+    { title: "Free disk", numeric: true, cell: (host) => bytes(host.free_disk_bytes) },
   ], hosts, { caption: `Hosts of the service at ${service}`, empty: "The service has no hosts. Add one: rollcage sandbox serve --host unix:///var/run/docker.sock." });
+}
+
+function states(counts) {
+  const there = STATES.filter((name) => counts[name]);
+  return there.length ? there.map((name) => badge(`${counts[name]} ${name.toLowerCase()}`, KINDS[name])) : "none";
 }
 
 function sandboxTable(rows, total, id) {
