@@ -6,11 +6,13 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from types import FrameType
 from typing import NoReturn
 
 from rollcage.errors import UserError, did_you_mean
+from rollcage.recorder import Measuring
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("running", "start a sandbox, run one command in it, and delete it"),
@@ -43,8 +45,13 @@ examples:
 """
 
 
-def run_sandbox(argv: Sequence[str]) -> int:
-    """Run one command; returns its exit code. SIGTERM ends it in order, with exit code 143."""
+def run_sandbox(argv: Sequence[str], *, measuring: Measuring | None = None) -> int:
+    """Run one command; returns its exit code. SIGTERM ends it in order, with exit code 143.
+
+    Args:
+        argv: the command and its arguments.
+        measuring: lends `serve` a recorder; without it nothing is measured.
+    """
     arguments = list(argv)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         lines = "\n".join(f"  {name:8}{text}" for name, (_, text) in COMMANDS.items())
@@ -55,6 +62,8 @@ def run_sandbox(argv: Sequence[str]) -> int:
         raise UserError(f"unknown command {name!r}.{did_you_mean(name, COMMANDS)}  See: rollcage sandbox --help")
     module = import_module(f"rollcage.sandbox.commands.{COMMANDS[name][0]}")
     run: Callable[[Sequence[str]], int] = getattr(module, f"run_{name}")
+    if name == "serve":
+        run = partial(run, measuring=measuring)
     if threading.current_thread() is not threading.main_thread():
         return run(rest)
     before = signal.signal(signal.SIGTERM, _end)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rollcage.errors import require
+from rollcage.recorder import Recorder
 from rollcage.sandbox.base import Sandboxes
 from rollcage.sandbox.client.address import default_folder, read_address
 from rollcage.sandbox.drivers.base import Driver
@@ -55,12 +56,15 @@ async def find_service(folder: Path) -> Sandboxes | None:
     return client
 
 
-async def open_manager(folder: Path | str, endpoints: Sequence[str] = ()) -> Sandboxes:
+async def open_manager(
+    folder: Path | str, endpoints: Sequence[str] = (), *, recorder: Recorder | None = None
+) -> Sandboxes:
     """Return a manager in this process.
 
     Args:
         folder: its state.
         endpoints: Docker daemons, as URL or NAME=URL; empty: the one that the ``docker`` command uses too.
+        recorder: is told the metrics.
 
     Raises:
         UserError: another manager has the folder, an endpoint is none, or the Docker client is not installed.
@@ -71,7 +75,7 @@ async def open_manager(folder: Path | str, endpoints: Sequence[str] = ()) -> San
     named = dict(parse_endpoint(text) for text in endpoints or (default_endpoint(),))
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    manager = Manager({name: _driver(endpoint, folder) for name, endpoint in named.items()}, folder)
+    manager = Manager({name: _driver(endpoint, folder) for name, endpoint in named.items()}, folder, recorder=recorder)
     try:
         await manager.open()
     except BaseException:

@@ -6,11 +6,13 @@ import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from importlib import import_module
 
 from rollcage import __version__
 from rollcage.errors import RollcageError, UserError, did_you_mean
+from rollcage.recorder import Recorder
 
 # command -> (module that holds `run_<command>(argv) -> exit code`, what it does)
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -70,6 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         run: Callable[[Sequence[str]], int] = getattr(import_module(COMMANDS[name][0]), f"run_{name}")
         if name == "monitor":  # which may not know the sandboxes
             run = partial(run, find_sandboxes=_sandbox_service)
+        elif name == "sandbox":  # which may not know the monitor
+            run = partial(run, measuring=_measuring)
         return run(rest)
     except UserError as error:
         sys.stderr.write(f"rollcage {name}: {error}\n")
@@ -87,6 +91,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         sys.stderr.write(f"rollcage {name}: {error.filename or 'disk'}: {error.strerror}\n")
         return 1 if error.errno in _DISK_FULL else 2
+
+
+def _measuring(port: int) -> AbstractContextManager[Recorder]:
+    """Return a recorder for a ``with`` block, whose values are at ``/metrics`` meanwhile."""
+    from rollcage.monitor.live import measuring
+
+    return measuring(port=port)
 
 
 def _sandbox_service() -> tuple[str, str] | None:

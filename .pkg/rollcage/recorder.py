@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 
@@ -45,3 +46,7 @@ class NullRecorder:
     def span(self, track: str, name: str, start_s: float, end_s: float, **fields: Any) -> None: ...
     def trajectory(self, record: Mapping[str, Any]) -> None: ...
     def annotations(self, record: Mapping[str, Any]) -> None: ...
+
+
+Measuring = Callable[[int], AbstractContextManager[Recorder]]
+"""(port of ``/metrics``; 0 is any free one) -> a recorder for a ``with`` block, whose values are there meanwhile."""

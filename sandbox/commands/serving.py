@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
 from rollcage.command import CommandParser, natural, natural_float
 from rollcage.errors import require
+from rollcage.recorder import Measuring, NullRecorder
 from rollcage.sandbox.client.address import FILE, ServiceAddress, default_folder
 from rollcage.sandbox.commands.opened import add_place, say, show_json
 from rollcage.sandbox.opening import open_manager
 
 
-def run_serve(argv: Sequence[str]) -> int:
-    """Serve the sandboxes over HTTP until Ctrl-C or SIGTERM."""
+def run_serve(argv: Sequence[str], *, measuring: Measuring | None = None) -> int:
+    """Serve the sandboxes over HTTP until Ctrl-C or SIGTERM; ``measuring`` lends the manager a recorder."""
     parser = CommandParser(
         "rollcage sandbox serve",
         "Serve the sandboxes over HTTP, on loopback or a unix socket, until Ctrl-C or SIGTERM; sandboxes live on.\n"
@@ -31,6 +33,9 @@ def run_serve(argv: Sequence[str]) -> int:
     parser.add_argument("--socket", type=Path, help="a unix socket instead of a port")
     parser.add_argument(
         "--beyond-loopback", action="store_true", help="allow a --host that other machines reach; not encrypted"
+    )
+    parser.add_argument(
+        "--metrics-port", type=natural, default=0, help="of /metrics, on loopback; default 0: any free one"
     )
     parser.add_argument("--grace", type=natural_float, default=10.0, metavar="S", help="for calls at the end")
     parser.add_argument("--json", action="store_true", help="address, pid and file as one JSON line")
@@ -48,7 +53,7 @@ def run_serve(argv: Sequence[str]) -> int:
             say(f"sandboxes at {service.address}; the token is in {folder / FILE}")
 
     listen = Listen(args.host, args.port, args.socket, args.beyond_loopback)
-    asyncio.run(
-        serve(partial(open_manager, folder, args.endpoint), folder, listen, on_ready=on_ready, grace_s=args.grace)
-    )
+    with measuring(args.metrics_port) if measuring else nullcontext(NullRecorder()) as recorder:
+        manager = partial(open_manager, folder, args.endpoint, recorder=recorder)
+        asyncio.run(serve(manager, folder, listen, on_ready=on_ready, grace_s=args.grace))
     return 0
