@@ -150,6 +150,10 @@ class Sandbox(ABC):
         """Start a new life from a snapshot (the last one); calls in flight get `SandboxRestarted`."""
 
     @abstractmethod
+    async def restart(self) -> None:
+        """Start a new life: from the last snapshot, else from the image. Calls in flight get `SandboxRestarted`."""
+
+    @abstractmethod
     async def fork(self, *, key: str = "", snapshot_id: str = "") -> Sandbox:
         """Return a new sandbox that starts from a snapshot (default: one made now)."""
 

@@ -129,6 +129,7 @@ class SyncSandbox(_Synchronous):
     read = waiting(Sandbox.read)
     snapshot = waiting(Sandbox.snapshot)
     restore = waiting(Sandbox.restore)
+    restart = waiting(Sandbox.restart)
     renew = waiting(Sandbox.renew)
     pause = waiting(Sandbox.pause)
     resume = waiting(Sandbox.resume)

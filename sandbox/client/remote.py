@@ -105,6 +105,10 @@ class RemoteSandbox(Sandbox):
         info = info_from_json(await self._post("restore", body={"snapshot_id": snapshot_id}))
         self._generation = info.generation  # its holder asked for it: no news
 
+    async def restart(self) -> None:
+        """See `Sandbox`."""
+        self._generation = info_from_json(await self._post("restart")).generation
+
     async def fork(self, *, key: str = "", snapshot_id: str = "") -> RemoteSandbox:
         """See `Sandbox`."""
         info = await self._post("fork", body={"key": key, "snapshot_id": snapshot_id}, repeat=bool(key))

@@ -16,6 +16,7 @@ from rollcage.sandbox.errors import (
     DeadlineExceeded,
     GuestLost,
     SandboxError,
+    SandboxNotFound,
     SandboxRestarted,
     SandboxUnavailable,
 )
@@ -96,10 +97,21 @@ class SandboxHandle(Sandbox):
     async def restore(self, snapshot_id: str = "") -> None:
         """See `Sandbox`."""
         self._fence()
-        snapshot = self._rooms.snapshots.find(self._box, snapshot_id)
+        await self._begin_anew(self._rooms.snapshots.find(self._box, snapshot_id).image)
+
+    async def restart(self) -> None:
+        """See `Sandbox`."""
+        self._fence()
+        try:
+            image = self._rooms.snapshots.find(self._box, "").image
+        except SandboxNotFound:
+            image = ""  # its specification's
+        await self._begin_anew(image)
+
+    async def _begin_anew(self, image: str) -> None:
         try:
             async with self._in_time():
-                await self._rooms.lives.restore(self._box, snapshot.image)
+                await self._rooms.lives.restore(self._box, image)
         finally:
             self.generation = self._box.info.generation  # its holder asked for it: no news
 

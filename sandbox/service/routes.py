@@ -113,6 +113,13 @@ async def restore(request: Request, it: Present, body: bodies.Restore) -> Respon
     return JSONResponse(to_json(await it.info()))
 
 
+@router.post("/v1/sandboxes/{sandbox_id}/restart", response_model=SandboxInfo, tags=["sandbox"])
+async def restart(request: Request, it: Present) -> Response:
+    """Start a new life: from the last snapshot, else from the image."""
+    await ask(request, it.restart())
+    return JSONResponse(to_json(await it.info()))
+
+
 @router.post("/v1/sandboxes/{sandbox_id}/fork", response_model=SandboxInfo, status_code=201, tags=["sandbox"])
 async def fork(request: Request, it: Present, body: bodies.Fork) -> Response:
     """Return a new sandbox that starts from a snapshot (default: one made now)."""
