@@ -56,7 +56,7 @@ async function open() {
     if (run) lastRun = run;
     drawNavigation(page);
     if (OF_A_RUN.has(page) && !run) throw new Error("There are no runs yet. Start one: `make demo`, or `rollcage train countdown-small --out runs/first`.");
-    const refresh = await view.show({ root, params, run, signal, keys: current.keys });
+    const refresh = await view.show({ root, params, run, signal, keys: current.keys, reopen: open });
     if (signal.aborted) return;
     place(root, isSame);
     document.title = `${main.querySelector("h1")?.textContent ?? "Rollcage"} · Rollcage`;

@@ -48,7 +48,7 @@ export function arranged(names) {
   return [...charts.filter(([, , found]) => found.length), ...others];
 }
 
-export async function show({ root, params, run, signal }) {
+export async function show({ root, params, run, signal, reopen }) {
   const bySeconds = params.get("x") === "seconds";
   const [header, { names }] = await Promise.all([runHeader("Training", run, signal), get(runPath(run, "/metric_names"), {}, signal)]);
   const layout = arranged(names);
@@ -60,14 +60,15 @@ export async function show({ root, params, run, signal }) {
     h("label", {}, "Over ", h("select", { id: "x", value: bySeconds ? "seconds" : "", onchange: (event) => change({ x: event.target.value }) },
       h("option", { value: "" }, "updates"), h("option", { value: "seconds" }, "seconds of training")))), body);
   const refresh = async () => {
-    const [answer, { histograms }] = await Promise.all([
+    const [answer, { histograms }, { names: now }] = await Promise.all([
       wanted.length ? get(runPath(run, "/series"), { names: bySeconds ? [...wanted, "time/elapsed_s"] : wanted, max_points: MAX_POINTS }, signal) : { series: {} },
-      get(runPath(run, "/histograms"), {}, signal), header.refresh()]);
+      get(runPath(run, "/histograms"), {}, signal), get(runPath(run, "/metric_names"), {}, signal), header.refresh()]);
+    if (now.filter((it) => !NOT_HERE.test(it)).length !== wanted.length) return reopen(); // statistics that were not there before: other charts
     const { series } = answer;
     const seconds = new Map(series["time/elapsed_s"]?.policy_version.map((version, index) => [version, series["time/elapsed_s"].value[index]]));
     for (const [, found, chart] of charts)
       chart.update(found.map((name) => line(name, series[name], bySeconds ? seconds : null)).filter((it) => it.x.length));
-    fill(spread, Object.entries(histograms).filter(([name]) => /staleness|drift|reward|length|token|logprob/.test(name)).map(([name, data]) => histogramChart(name.replaceAll("_", " "), data)));
+    return fill(spread, Object.entries(histograms).filter(([name]) => /staleness|drift|reward|length|token|logprob/.test(name)).map(([name, data]) => histogramChart(name.replaceAll("_", " "), data)));
   };
   if (!wanted.length) body.append(note("The run has not finished its first update; the curves begin with it. Meanwhile, Pipeline shows what it does."));
   for (const group of new Set(charts.map(([name]) => name)))

@@ -59,7 +59,7 @@ function rows(run, trajectories, total, sort, descending, isFiltered) {
     { title: "Version", numeric: true, cell: (it) => (it.start_version === it.end_version ? it.start_version : `${it.start_version}–${it.end_version}`), sort: "start_version" },
     { title: "Prompt", clip: true, cell: (it) => oneLine(it.prompt, 160) },
   ], trajectories, {
-    caption: `${number(total)} episodes`, key: (it) => it.key, href: (it) => address("episode", { run, key: it.key }),
+    caption: total === 1 ? "1 episode" : `${number(total)} episodes`, key: (it) => it.key, href: (it) => address("episode", { run, key: it.key }),
     sorted: { key: sort, descending }, onSort: (key, down) => change({ sort: key, order: down ? null : "up", offset: null }),
     empty: isFiltered ? "No episode matches. Loosen the filters, or show all." : "No episode has ended yet. They appear here as they do.",
   });

@@ -1,6 +1,7 @@
 """Looking at the pages: opening them, and reading what their charts hold."""
 
 import json
+import time
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -36,6 +37,11 @@ class Site:
         tab.goto(f"{self.root}/{fragment}")
         tab.wait_for_selector("html[data-ready]")
 
+    def go(self, tab: Page, page: str, **state: Any) -> None:
+        """Go to another page in a tab that is open already, as a link does."""
+        tab.evaluate("(hash) => { location.hash = hash; }", f"#/{page}?{urlencode(state, doseq=True)}")
+        until(tab, "document.documentElement.dataset.ready === location.hash")
+
     def get(self, path: str, **params: Any) -> Any:
         """Ask the server for JSON, as the pages do."""
         with urlopen(f"{self.root}/api{path}?{urlencode(params, doseq=True)}", timeout=10) as answer:
@@ -43,6 +49,14 @@ class Site:
 
     def run(self, run: str, rest: str, **params: Any) -> Any:
         return self.get(f"/runs/{quote(run, safe='')}{rest}", **params)
+
+
+def until(tab: Page, expression: str, argument: Any = None, *, limit_s: float = 10.0) -> None:
+    """Wait until a JavaScript expression is true. (Playwright's own waiting needs ``eval``, which the pages forbid.)"""
+    end = time.monotonic() + limit_s
+    while not tab.evaluate(expression, argument):
+        assert time.monotonic() < end, f"never true: {expression}; the address is {tab.url}"
+        tab.wait_for_timeout(50)
 
 
 def charts(tab: Page) -> dict[str, dict[str, Any]]:

@@ -20,7 +20,7 @@ def test_hostile_text_does_nothing_on_any_page(page: Page, site: Site) -> None:
     assert page.evaluate(HARMLESS)
     assert page.evaluate("getComputedStyle(document.querySelector('main')).display") != "none"
     for view in ("trajectories", "environments", "run"):
-        site.open(page, view, run=RUN)
+        site.go(page, view, run=RUN)
         page.wait_for_selector("main table")
         expect(page.locator("main")).to_contain_text("<script>window.hacked")
         assert page.evaluate(HARMLESS)

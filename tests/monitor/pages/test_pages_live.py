@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 from tests.monitor.pages.recorded_run import START_S, episode, metrics_of, write_config, write_update
-from tests.monitor.pages.site import Site, lines
+from tests.monitor.pages.site import Site, lines, until
 
 from rollcage.monitor.run_folder import RunFolder
 from rollcage.monitor.server.serving import Background, Listen
@@ -42,18 +42,17 @@ def test_curves_and_episodes_appear_while_the_page_is_open(page: Page, tmp_path:
         expect(page.locator(".empty").first).to_contain_text("has not finished its first update")
         for version in range(1, 4):
             write_update(run, version, seed=5)
-        page.reload()
         page.wait_for_selector("figure.chart")
         assert lines(page, "Reward")["reward"]["x"] == [1, 2, 3]
         write_update(run, 4, seed=5)
-        page.wait_for_function("document.querySelector('figure').model.lines[0].x.length === 4", timeout=5000)
+        until(page, "document.querySelector('figure').model.lines[0].x.length === 4")
         assert lines(page, "Reward")["reward"]["y"][3] == pytest.approx(metrics_of(4, 5)["rollout/reward"])
         expect(page.locator(".run-state")).to_contain_text("running")
         expect(page.locator(".run-state")).to_contain_text("4 of 10,000 updates")
         expect(page.locator(".run-state")).to_contain_text("left")
         site.open(page, "trajectories", run="live")
         run.trajectory(episode(77, 4))
-        expect(page.locator("caption")).to_have_text("1 episodes")
+        expect(page.locator("caption")).to_have_text("1 episode")
         expect(page.locator("#connection")).to_have_text("live")
 
 
@@ -89,7 +88,7 @@ def test_a_thousand_points_a_second_leave_the_page_quick_and_small(page: Page, t
             assert gaps[int(0.95 * len(gaps))] < 200, gaps[-10:]
             start = time.monotonic()
             page.get_by_role("button", name="zoom in").click()
-            page.wait_for_function("location.hash.includes('from=')")
+            until(page, "location.hash.includes('from=')")
             assert time.monotonic() - start < 1.0
         finally:
             ended.set()
@@ -102,7 +101,7 @@ def test_a_thousand_points_a_second_leave_the_page_quick_and_small(page: Page, t
             shown = reader.gauges(["pressure"], 1000)["pressure"][1]
         finally:
             reader.close()
-        page.wait_for_function("(last) => document.querySelector('.timeline').model.last === last", arg=last_s)
+        until(page, "(last) => document.querySelector('.timeline').model.last === last", last_s)
         assert lines(page, "pressure")["pressure"]["y"] == shown.tolist()
 
 
