@@ -182,10 +182,13 @@ _KINDS = {
 }
 _REASONS = {
     "env_timeout": ("Raise rollout.env_deadline_s if the environment is only slow.", "Find out what it waits for."),
+    "episode_timeout": ("Raise rollout.episode_deadline_s, or lower the environment's max_turns.",),
+    "turn_timeout": ("Raise rollout.turn_deadline_s, add engines (num_engines), or lower rollout.num_slots.",),
     "env_died": ("Look for its last words in the message.", "Placement process or sandbox keeps others alive."),
     "env_oom": ("Give its sandbox more memory.",),
-    "env_error": ("The traceback names the line: rollcage check ENV_ID tries the environment without training.",),
-    "generate_timeout": ("Raise rollout.generate_deadline_s, or add engines.",),
+    "env_raised": ("The traceback names the line: rollcage check ENV_ID tries the environment without training.",),
+    "engine_died": ("RUN/logs has its last words; rollcage train --resume RUN brings all engines back.",),
+    "engine_error": ("RUN/logs has the engines' own messages.",),
     "context_full": ("Raise engine.max_context_tokens, or lower the environment's max_turns.",),
 }
 

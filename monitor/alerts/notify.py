@@ -152,5 +152,5 @@ def _post(url: str, body: bytes, timeout_s: float) -> None:
 def _reason(error: BaseException) -> str:
     """Return what is wrong without the address, which may hold a secret."""
     if isinstance(error, subprocess.TimeoutExpired):
-        return f"took longer than {error.timeout:g} s"
+        return f"took longer than {error.timeout:.1f} s"
     return (error.strerror if isinstance(error, OSError) and error.strerror else str(error))[:300]

@@ -126,7 +126,7 @@ _RULES = (
         "nothing has been trained on for {value:.0f} times as long as an update usually takes",
         "Samples no longer come, or the learner hangs.",
         ("Look at the pipeline page for who is still busy, and at RUN/logs for the engines' and ranks' last words.",
-         "Environments that hang: set rollout.env_deadline_s; engines: rollout.generate_deadline_s.",
+         "Environments that hang: set rollout.env_deadline_s; engines: rollout.turn_deadline_s.",
          "rollcage train --resume RUN goes on from the last checkpoint."),
     ),
     Rule(
@@ -134,8 +134,8 @@ _RULES = (
         "the policy's entropy is at {value:.0%} of what it was at the beginning",
         "The policy says nearly the same whatever is drawn: groups no longer differ, and nothing more is learned.",
         ("Lower learner.lr, or start again from an earlier checkpoint.",
-         "Give an entropy bonus (learner.entropy_coef), a KL penalty (learner.kl_coef), or a higher clip "
-         "(learner.clip_high).",
+         "Give an entropy bonus (learner.entropy_coef), a KL penalty (learner.kl_coef), or a higher upper clip "
+         "(learner.loss_options e_hi).",
          "Raise sampling.temperature."),
     ),
     Rule(
