@@ -117,5 +117,8 @@ listen({ t: switchTheme, ...Object.fromEntries(PAGES.map(([id], index) => [Strin
 document.getElementById("theme").addEventListener("click", switchTheme);
 document.getElementById("help").addEventListener("click", () => help(current?.keys ?? []));
 document.getElementById("skip").addEventListener("click", (event) => { event.preventDefault(); main.focus(); });
+const recolour = () => document.querySelectorAll(".timeline").forEach((it) => it.update(it.model)); // a canvas keeps its colours
+addEventListener("theme", recolour);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour);
 addEventListener("hashchange", () => { takeToken(); open(); });
 open();

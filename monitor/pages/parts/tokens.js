@@ -1,47 +1,34 @@
 // A message token by token: each one coloured by a number that belongs to it.
 //
-// An episode's record has `segments` (token_ids, loss_mask, rollout_logprobs, policy_versions; each [T]). `annotations`
-// hold what the trainer had for the same tokens: lists [T] of the first segment, or a list of such lists, one a segment,
-// under the name of the quantity; `pieces` are the tokens' texts.
+// An episode's record has `segments`: token_ids, loss_mask, rollout_logprobs, policy_versions, each [T], and where the run
+// wrote them `pieces`, the tokens' texts. `annotations` hold what the trainer had for the same tokens (advantages, credit,
+// waad, fai, old_logprobs ...): for each quantity one list [T] a segment, null where there was nothing.
 
 import { h } from "./dom.js";
 import { number } from "./format.js";
+import { extent } from "./scale.js";
 import { visible } from "./texts.js";
 
 const MOST = 4000;
 const TITLES = {
   rollout_logprobs: "log-probability (sampler)", policy_versions: "policy version", logprob_gap: "log-probability gap",
-  advantages: "advantage", credit: "credit", waad: "WAAD", fai: "FAI",
+  advantages: "advantage", old_logprobs: "log-probability (trainer)", credit: "credit", waad: "WAAD", fai: "FAI",
 };
-const NOT_NUMBERS = new Set(["pieces", "token_ids", "loss_mask"]);
 
 /** Return {quantity: [list a segment]} of everything that is known about an episode's tokens. */
 export function quantities(trajectory) {
   const found = {};
-  const segments = trajectory.segments ?? [];
-  for (const segment of segments)
+  for (const segment of trajectory.segments ?? [])
     for (const name of ["rollout_logprobs", "policy_versions"])
       if (segment[name]?.length) (found[name] ??= []).push(segment[name]);
-  const notes = trajectory.annotations ?? {};
-  for (const source of [notes, notes.tokens ?? {}, ...(notes.segments ?? []).map((it, index) => at(it, index))])
-    for (const [name, value] of Object.entries(source))
-      if (!NOT_NUMBERS.has(name) && Array.isArray(value) && value.length) {
-        if (typeof value[0] === "number" || value[0] === null) found[name] = [value];
-        else if (Array.isArray(value[0])) found[name] = Object.assign(found[name] ?? [], value);
-      }
-  if (!found.logprob_gap && found.old_logprobs && found.rollout_logprobs)
-    found.logprob_gap = found.old_logprobs.map((list, index) => list.map((value, token) => value - found.rollout_logprobs[index]?.[token]));
+  for (const [name, lists] of Object.entries(trajectory.annotations ?? {}))
+    if (Array.isArray(lists?.[0])) found[name] = lists;
+  if (found.old_logprobs && found.rollout_logprobs)
+    found.logprob_gap = found.old_logprobs.map((list, segment) => list.map((value, token) => {
+      const sampled = found.rollout_logprobs[segment]?.[token];
+      return value === null || sampled === undefined ? null : value - sampled;
+    }));
   return found;
-}
-
-// A segment's own object of lists, put where the others' lists of segments are.
-function at(segment, index) {
-  return Object.fromEntries(Object.entries(segment).filter(([, list]) => Array.isArray(list)).map(([name, list]) => {
-    const lists = [];
-    lists[index] = list;
-    for (let before = 0; before < index; before += 1) lists[before] ??= [];
-    return [name, lists];
-  }));
 }
 
 /** Return the words for a quantity. */
@@ -51,10 +38,7 @@ export function titleOf(name) {
 
 /** Return the texts of a turn's tokens, or null where the run did not write them. */
 export function piecesOf(trajectory, turn) {
-  const notes = trajectory.annotations ?? {};
-  const all = notes.pieces ?? notes.tokens?.pieces ?? notes.segments?.[turn.segment]?.pieces ?? trajectory.segments?.[turn.segment]?.pieces;
-  const own = Array.isArray(all?.[0]) ? all[turn.segment] : all;
-  return own ? own.slice(turn.start, turn.end) : null;
+  return trajectory.segments?.[turn.segment]?.pieces?.slice(turn.start, turn.end) ?? null;
 }
 
 /** Return the numbers of a turn's tokens. */
@@ -69,8 +53,8 @@ export function tokenBlock(trajectory, turn, name) {
   const pieces = piecesOf(trajectory, turn);
   const ids = trajectory.segments?.[turn.segment]?.token_ids?.slice(turn.start, turn.end) ?? [];
   const known = values.filter((value) => value !== null && Number.isFinite(value));
-  const least = Math.min(...known);
-  const greatest = Math.max(...known);
+  if (!known.length) return null;
+  const [least, greatest] = extent([known]);
   const isSigned = least < 0 && greatest > 0;
   const largest = Math.max(Math.abs(least), Math.abs(greatest)) || 1;
   const shares = (value) => (isSigned || greatest <= 0 ? value / largest : greatest > least ? (value - least) / (greatest - least) : value ? 0.5 : 0);

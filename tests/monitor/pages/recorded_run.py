@@ -3,6 +3,7 @@
 import json
 import math
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ ENGINES = ("0", "1")
 START_S = 1000.0
 UPDATE_S = 3.0
 NUM_TASKS = 6
+_WORDS = ["<answer>", "3", "*", "(", "9", "-", "2", ")", "</answer>"]
 
 
 def write_config(folder: Path, *, seed: int, num_updates: int) -> None:
@@ -100,15 +102,14 @@ def episode(number: int, version: int, **changed: Any) -> dict[str, Any]:
     draw = random.Random(number)
     success = draw.random() < 0.5
     task = f"train/{number % NUM_TASKS}"
-    words = ["<answer>", "3", "*", "(", "9", "-", "2", ")", "</answer>"]
     turns, ids, mask = [], [5, 6, 7], [0, 0, 0]
     for turn in range(2):
         start = len(ids)
-        ids += [100 + index for index in range(len(words))]
-        mask += [1] * len(words)
+        ids += [100 + index for index in range(len(_WORDS))]
+        mask += [1] * len(_WORDS)
         turns.append(
             {
-                "action": "".join(words),
+                "action": "".join(_WORDS),
                 "observation": "Wrong: that is 20, not 21. Try again." if turn == 0 else "Done.",
                 "reward": float(success) if turn else 0.0,
                 "segment": 0,
@@ -157,22 +158,21 @@ def episode(number: int, version: int, **changed: Any) -> dict[str, Any]:
 
 
 def annotations_of(record: dict[str, Any]) -> dict[str, Any]:
-    """Return what the trainer had for the tokens of an episode."""
-    segment = record["segments"][0]
-    pieces = ["<answer>", "3", "*", "(", "9", "-", "2", ")", "</answer>"]
-    mask, count = segment["loss_mask"], 0
-    texts = []
-    for it in mask:
-        texts.append(pieces[count % len(pieces)] if it else "")
-        count += it
-    length = len(mask)
+    """Return what the trainer had for the tokens of an episode: for each quantity one list a segment."""
+    [segment] = record["segments"]
+    sampled = [index for index, is_own in enumerate(segment["loss_mask"]) if is_own]
+
+    def row(value: Callable[[int], float]) -> list[list[float | None]]:
+        return [[value(index) if index in sampled else None for index in range(len(segment["token_ids"]))]]
+
     return {
         "id": record["id"],
-        "pieces": texts,
-        "advantages": [(0.8 - 0.1 * (index % 16)) * it for index, it in enumerate(mask)],
-        "old_logprobs": [value - 0.01 * (index % 3) for index, value in enumerate(segment["rollout_logprobs"])],
-        "waad": [abs(math.sin(index)) * 8 for index in range(length)],
-        "fai": [abs(math.cos(index / 3)) / 10 for index in range(length)],
+        "policy_version": 6,
+        "advantages": row(lambda index: 0.8 - 0.1 * (index % 16)),
+        "old_logprobs": row(lambda index: segment["rollout_logprobs"][index] - 0.01 * (index % 3)),
+        "credit": row(lambda index: 1.5 if index % 4 == 0 else 1.0),
+        "waad": row(lambda index: abs(math.sin(index)) * 8),
+        "fai": row(lambda index: abs(math.cos(index / 3)) / 10),
     }
 
 
@@ -221,8 +221,9 @@ def write_run(folder: Path, *, seed: int = 0, num_updates: int = 40, num_episode
         )
     )
     told = episode(30_000, 6, id="30000.0", task_id="train/annotated")
+    told["segments"][0]["pieces"] = ["Make", " 21", "\n", *_WORDS, "Wrong", ".", *_WORDS]
     run.trajectory(told)
-    run.write("annotations", annotations_of(told))
+    run.annotations(annotations_of(told))
     run.trajectory(episode(30_001, 6, id="30001.0", task_id="train/annotated"))
     run.event("engine_died", engine=1, message=HOSTILE, num_left=1)
     run.write(

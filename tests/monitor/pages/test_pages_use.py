@@ -61,7 +61,7 @@ def test_one_episode_token_by_token_beside_another_attempt(page: Page, site: Sit
         page.locator("#colour").select_option(name)
         until(page, "(title) => document.querySelector('.tokens')?.ariaLabel.endsWith(title)", title)
         blocks = page.evaluate("[...document.querySelectorAll('.tokens')].map((it) => it.model)")
-        source = notes.get(name) or record["trajectory"]["segments"][0][name]
+        source = notes[name][0] if name in notes else record["trajectory"]["segments"][0][name]
         assert [it["values"] for it in blocks] == [source[turn["start"] : turn["end"]] for turn in turns]
     gap = page.locator("#colour")
     gap.select_option("logprob_gap")
@@ -69,7 +69,7 @@ def test_one_episode_token_by_token_beside_another_attempt(page: Page, site: Sit
     values = page.evaluate("document.querySelector('.tokens').model.values")
     start = turns[0]["start"]
     sampler = record["trajectory"]["segments"][0]["rollout_logprobs"]
-    assert values == pytest.approx([notes["old_logprobs"][start + it] - sampler[start + it] for it in range(9)])
+    assert values == pytest.approx([notes["old_logprobs"][0][start + it] - sampler[start + it] for it in range(9)])
     expect(page.locator(".tokens").first).to_have_text("<answer>3*(9-2)</answer>")
     expect(page.locator("figure.chart b", has_text="WAAD")).to_have_count(2)
     expect(page.locator("figure.chart b", has_text="FAI")).to_have_count(2)
