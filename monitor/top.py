@@ -48,9 +48,12 @@ def show(reader: RunReader, *, once: bool, every_s: float = 1.0, file: TextIO | 
         console.print(view(reader))
         return
     with Live(view(reader), console=console, auto_refresh=False) as live:
-        while reader.status()["state"] in ("running", "paused"):
-            time.sleep(every_s)
+        while True:
+            goes_on = reader.status()["state"] in ("running", "paused")
             live.update(view(reader), refresh=True)
+            if not goes_on:
+                return
+            time.sleep(every_s)
 
 
 def view(reader: RunReader) -> Group:
