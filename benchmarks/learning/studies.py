@@ -82,10 +82,32 @@ def credit_share() -> Study:
     return Study("Share of credited tokens", "How many tokens should be given more credit?", tuple(arms), 2)
 
 
+def critics() -> Study:
+    """PPO with a critic of the policy's size, against smaller critics, several of them, with and without masks."""
+    bonus = ("--learner.entropy-coef", "1e-3")  # the entropy mask is of no use without
+    gae = (*bonus, "--learner.advantage", "gae", "--learner.critic.warmup-steps", "5")
+    mini = (*gae, "--learner.critic.model", "small-critic", "--learner.critic.lr", "1e-3")
+    one, two = ("--learner.critic.num-critics", "1"), ("--learner.critic.num-critics", "2")
+    no_advantage_mask = ("--learner.critic.advantage-mask-share", "0")
+    no_entropy_mask = ("--learner.critic.entropy-mask-share", "0")
+    arms = (
+        Arm("ppo", (*gae, *one, "--learner.critic.lr", "3e-4")),
+        Arm("ppo, mini-critic", (*mini, *one), "ppo"),
+        Arm("asyppo", (*mini, *two), "ppo", settle=True),
+        Arm("asyppo, advantage mask only", (*mini, *two, *no_entropy_mask), "ppo"),
+        Arm("asyppo, entropy mask only", (*mini, *two, *no_advantage_mask), "ppo"),
+        Arm("asyppo, no masks", (*mini, *two, *no_advantage_mask, *no_entropy_mask), "ppo"),
+        Arm("dr_grpo", bonus, "ppo"),
+        Arm("asyppo, coupled credit", (*mini, *two, "--learner.rhythm.credit", "coupled"), "asyppo"),
+    )
+    return Study("Critics", "What do critics bring, how large, how many, with which masks?", arms, 5)
+
+
 STUDIES: dict[str, Callable[[], Study]] = {
     "parity": parity,
     "credit": credit,
     "credit-share": credit_share,
+    "critics": critics,
 }
 """Study by name."""
 
