@@ -38,17 +38,25 @@ BENCHMARKS: dict[str, tuple[str, str, str]] = {
         "the real trainer with slow environments: asynchronous against synchronous",
     ),
     "engines": ("rollcage.benchmarks.engines.speed", "main", "generation speed of the engines"),
+    "trl": ("rollcage.benchmarks.trl_comparison", "main", "training beside TRL's GRPOTrainer: trajectories a second"),
+    "monitor": (
+        "rollcage.benchmarks.monitor.load",
+        "main",
+        "the dashboard with many viewers of runs that write at once",
+    ),
     "store": ("rollcage.benchmarks.monitor.opening", "main", "how long a large run takes to open and to look into"),
 }
 """Benchmark -> module, function (arguments -> exit code), and what it does."""
 
 _NEEDS = {
     "engines": ("torch", "train"),
+    "trl": ("torch", "train"),
     "soak": ("torch", "train"),
     "asynchrony": ("torch", "train"),
     "sandbox": ("aiodocker", "sandbox"),
     "endurance": ("aiodocker", "sandbox"),
     "swe": ("aiodocker", "sandbox"),
+    "monitor": ("fastapi", "monitor"),
 }
 """Benchmark -> module that it cannot be imported without, and the extra that brings it."""
 

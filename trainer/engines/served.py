@@ -48,7 +48,7 @@ class ServedReplica(Line):
         family, where = parse_address(self._address)
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-                if family == socket.AF_UNIX:
+                if isinstance(where, str):
                     reader, writer = await asyncio.open_unix_connection(where)
                 else:
                     reader, writer = await asyncio.open_connection(*where)

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from torch import distributed
 
 from rollcage.trainer.engines.base import EngineError
 from rollcage.trainer.learner.shared_weights import Entry
@@ -28,6 +28,7 @@ class WeightsGroup:
     """
 
     def __init__(self, store: Any, rank: int, size: int, *, backend: str, host: str, timeout_s: float) -> None:
+        dist: Any = distributed  # these classes are there, and not in torch's types
         self._device = torch.device("cuda" if backend == "nccl" else "cpu")
         if backend == "nccl":
             options = dist.ProcessGroupNCCL.Options()
@@ -64,6 +65,7 @@ class WeightsGroup:
 
 def open_store(host: str, port: int, *, timeout_s: float) -> Any:
     """Return the store at an address, where port 0 makes it: its attribute ``port`` says where others find it."""
+    dist: Any = distributed
     limit = timedelta(seconds=timeout_s)
     try:
         return dist.TCPStore(host, port, None, port == 0, timeout=limit, wait_for_workers=False)
