@@ -136,10 +136,10 @@ def _with_critics(critic: CriticConfig) -> TrainConfig:
 PRESETS |= {
     "countdown-ppo": (
         "countdown-small as PPO: one critic of the policy's size gives each token its own advantage",
-        _with_critics(CriticConfig(num_critics=1, lr=3e-4, warmup_steps=5)),
+        _with_critics(CriticConfig(num_critics=1, lr=1e-3, warmup_steps=10, epochs=2, num_mini_batches=16)),
     ),
     "countdown-asyppo": (
         "countdown-small as AsyPPO: two mini-critics, a fifth of the policy's size each, and masks where they agree",
-        _with_critics(CriticConfig(model="small-critic", lr=1e-3, warmup_steps=5)),
+        _with_critics(CriticConfig(model="small-critic", lr=3e-3, warmup_steps=10, epochs=2, num_mini_batches=16)),
     ),
 }

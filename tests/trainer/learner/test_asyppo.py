@@ -35,7 +35,7 @@ def test_every_group_is_divided_disjointly_and_equally_and_remainders_rotate(num
     groups = torch.arange(12).repeat_interleave(group_size)
     shares = response_shares(groups, num_critics)
     for group in range(12):
-        counts = Counter({m: 0 for m in range(num_critics)}) + Counter(shares[groups == group].tolist())
+        counts = Counter(dict.fromkeys(range(num_critics), 0)) + Counter(shares[groups == group].tolist())
         assert sum(counts.values()) == group_size, "each response has exactly one critic"
         sizes = [counts[m] for m in range(num_critics)]
         assert max(sizes) - min(sizes) <= 1
@@ -128,7 +128,9 @@ def test_explained_variance_and_correlation_by_hand() -> None:
     mask = torch.tensor([[True, True, True, True, False]])
     returns = torch.tensor([[0.0, 0.0, 1.0, 1.0, 77.0]])
     assert explained_variance(returns, returns, mask) == 1.0
-    assert explained_variance(torch.full((1, 5), 0.3), returns, mask) == pytest.approx(0.0), "a constant explains nothing"
+    assert explained_variance(torch.full((1, 5), 0.3), returns, mask) == pytest.approx(0.0), (
+        "a constant explains nothing"
+    )
     assert explained_variance(returns + 5, returns, mask) == 1.0, "variance: a bias does not count"
     half = torch.tensor([[0.0, 0.0, 0.0, 1.0, 3.0]])  # R - V = 0, 0, 1, 0: variance 3/16 of 4/16
     assert explained_variance(half, returns, mask) == pytest.approx(0.25)
