@@ -32,7 +32,7 @@ def write_large_run(folder: Path, *, num_points: int, num_trajectories: int, num
     run.event("start", resumed_from=None)
     for version in range(1, num_updates + 1):
         while written * num_updates < version * num_trajectories:
-            run.trajectory(_trajectory(rng, written, version, num_tokens))
+            run.trajectory(trajectory(rng, written, version, num_tokens))
             written += 1
         values = {name: rng.random() for name in NAMES}
         run.metrics(values | {"time/elapsed_s": 2.0 * version}, policy_version=version)
@@ -40,7 +40,8 @@ def write_large_run(folder: Path, *, num_points: int, num_trajectories: int, num
     return num_updates
 
 
-def _trajectory(rng: random.Random, number: int, version: int, num_tokens: int) -> Mapping[str, Any]:
+def trajectory(rng: random.Random, number: int, version: int, num_tokens: int) -> Mapping[str, Any]:
+    """Return the record of an episode of one turn with ``num_tokens`` tokens."""
     failed = number % 50 == 0
     action = " ".join(str(rng.randrange(1000)) for _ in range(num_tokens // 3))
     return {

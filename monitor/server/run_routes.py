@@ -35,7 +35,7 @@ Finite = Annotated[float | None, Query(allow_inf_nan=False)]
 def list_runs(request: Request) -> Response:
     """Return all runs, the newest first."""
     runs = runs_of(request)
-    return Json(runs.shared(("runs",), lambda: {"runs": summaries(runs)}))
+    return Json(runs.shared(("runs",), lambda: {"runs": summaries(runs)}, fresh_s=1.0))
 
 
 def summaries(runs: Runs) -> list[dict[str, Any]]:

@@ -7,8 +7,10 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from rollcage.monitor.alerts.judged import judge
+from rollcage.monitor.alerts.judged import firing
+from rollcage.monitor.alerts.rules import RULES
 from rollcage.monitor.store import RunReader
 
 SHOWN = (
@@ -26,14 +28,16 @@ SHOWN = (
 )
 """Statistics of the last update that lists of runs show."""
 _WORST = {"critical": 2, "warning": 1}
+_FIRING: WeakKeyDictionary[RunReader, tuple[float | None, list[str]]] = WeakKeyDictionary()
+"""What was found of a run, and when it had written last: one that has ended is judged once."""
 
 
 def summary(run_id: str, reader: RunReader) -> dict[str, Any]:
     """Return what lists of runs show of one."""
     status, (command, config) = reader.status(), _config(reader)
     made, wanted = status["policy_version"], status["num_updates"]
-    firing = [rule for rule in judge(reader)["rules"] if rule["state"] == "firing"]
-    worst = max((rule["severity"] for rule in firing), key=lambda it: _WORST.get(it, 0), default=None)
+    fired = _firing(reader, status["updated_at"])
+    worst = max((RULES[name].severity for name in fired), key=_WORST.__getitem__, default=None)
     last = reader.series(SHOWN, max_points=4)
     return {
         "id": run_id,
@@ -47,9 +51,16 @@ def summary(run_id: str, reader: RunReader) -> dict[str, Any]:
         "command": command,
         "group": group_of(config),
         "last": {name: float(values[-1]) for name, (_, values) in last.items() if len(values)},
-        "num_alerts": len(firing),
+        "num_alerts": len(fired),
         "worst": worst,
     }
+
+
+def _firing(reader: RunReader, updated_at: float | None) -> list[str]:
+    found = _FIRING.get(reader)
+    if found is None or found[0] != updated_at:
+        found = _FIRING[reader] = updated_at, firing(reader)
+    return found[1]
 
 
 def broken(run_id: str, path: Path, message: str) -> dict[str, Any]:
