@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "" not in sys.path:  # as with `python -m`: "module:namespace/Name-v0" finds a module beside the user
         sys.path.append("")
     try:
-        run: Callable[[Sequence[str]], int] = getattr(import_module(COMMANDS[name][0]), f"run_{name}")
+        run: Callable[..., int] = getattr(import_module(COMMANDS[name][0]), f"run_{name}")
         if name == "monitor":  # which may not know the sandboxes
             run = partial(run, find_sandboxes=_sandbox_service)
         elif name == "sandbox":  # which may not know the monitor
