@@ -76,18 +76,21 @@ class Live:
 
 
 @contextlib.contextmanager
-def measuring(*, host: str = "127.0.0.1", port: int = 0, folder: Path | None = None) -> Iterator[Recorder]:
-    """Give a recorder whose values ``/metrics`` shows meanwhile; the address is printed. For commands without a folder.
+def measuring(port: int = 0, folder: Path | None = None) -> Iterator[tuple[Recorder, str]]:
+    """Give a recorder, and the address on the loopback where its values are shown meanwhile. For commands without a run.
 
-    Without prometheus-client nothing is measured, nothing served.
+    Without prometheus-client nothing is measured, nothing served, and the address is empty.
+
+    Args:
+        port: where; 0 is any free one.
+        folder: whose disk is watched; None for none.
     """
     if not has_prometheus():
-        yield NullRecorder()
+        yield NullRecorder(), ""
         return
     recorder = PrometheusRecorder(folder)
-    with Endpoint(recorder.exposition, host=host, port=port) as endpoint:
-        sys.stderr.write(f"metrics: {endpoint.address}/metrics\n")
-        yield recorder
+    with Endpoint(recorder.exposition, port=port) as endpoint:
+        yield recorder, f"{endpoint.address}/metrics"
 
 
 def has_prometheus() -> bool:

@@ -61,7 +61,7 @@ def run_sandbox(argv: Sequence[str], *, measuring: Measuring | None = None) -> i
     if name not in COMMANDS:
         raise UserError(f"unknown command {name!r}.{did_you_mean(name, COMMANDS)}  See: rollcage sandbox --help")
     module = import_module(f"rollcage.sandbox.commands.{COMMANDS[name][0]}")
-    run: Callable[[Sequence[str]], int] = getattr(module, f"run_{name}")
+    run: Callable[..., int] = getattr(module, f"run_{name}")
     if name == "serve":
         run = partial(run, measuring=measuring)
     if threading.current_thread() is not threading.main_thread():

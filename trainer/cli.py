@@ -46,8 +46,12 @@ def run_eval(argv: Sequence[str]) -> int:
     add_env_arguments(parser)
     add_policy_arguments(parser)
     parser.add_argument("--output", type=Path, help="folder of the episodes; call again to go on after a kill")
+    parser.add_argument(
+        "--metrics-port", type=natural, default=0, help="of /metrics, on loopback (default: any free one)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line on stdout")
     arguments = parser.parse_args(argv)
+    from rollcage.monitor.live import measuring
     from rollcage.trainer.evaluation.evaluate import plan
     from rollcage.trainer.evaluation.session import run_evaluations
 
@@ -61,13 +65,17 @@ def run_eval(argv: Sequence[str]) -> int:
         solver=arguments.policy,
     )
     policy = policy_from(arguments, evaluation.tools)
-    [result] = run_evaluations(
-        policy,
-        [(evaluation, arguments.output)],
-        placement=arguments.placement,
-        restart=arguments.restart,
-        concurrency=arguments.concurrency,
-    )
+    with measuring(arguments.metrics_port, arguments.output) as (recorder, metrics):
+        if metrics:
+            sys.stderr.write(f"metrics: {metrics}\n")
+        [result] = run_evaluations(
+            policy,
+            [(evaluation, arguments.output)],
+            placement=arguments.placement,
+            restart=arguments.restart,
+            concurrency=arguments.concurrency,
+            recorder=recorder,
+        )
     summary = result.summary()
     sys.stdout.write(json.dumps(summary) + "\n" if arguments.json else format_summary(summary))
     return 0

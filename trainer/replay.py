@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 from rollcage.envs import make
 from rollcage.envs.placements import make_placement
 from rollcage.envs.placements.base import EnvConfig, EnvHandle, Placement, PlacementError
 from rollcage.errors import UserError
+from rollcage.monitor.store.segments import closed_segments
 from rollcage.trainer.rollout.record import trajectory_from_json
 from rollcage.trainer.types import Trajectory
 
@@ -50,6 +52,7 @@ class Difference:
 def read_records(source: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield ("file:line", record) for every episode of a file, or of an evaluation's or a run's folder.
 
+    Of a run all segments are read, in order, whether its folder is given or its ``trajectories.jsonl``.
     An unfinished last line (its writer was killed) is left out.
 
     Raises:
@@ -62,22 +65,31 @@ def read_records(source: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
                 f"{source}: holds neither {' nor '.join(FILES)}: give the folder of an evaluation or a run."
             )
         source = found[0]
+    before = closed_segments(source.parent, source.stem) if source.name == FILES[1] else {}
+    for path in (*before.values(), source):
+        with _open(path) as file:
+            yield from _records(path, file)
+
+
+def _open(path: Path) -> BinaryIO:
     try:
-        file = source.open("rb")
+        return cast(BinaryIO, gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
     except OSError as error:
-        raise UserError(f"{source}: cannot be read ({error.strerror}); give a file of recorded episodes.") from None
-    with file:
-        for number, line in enumerate(file, start=1):
-            place = f"{source}:{number}"
-            try:
-                record = json.loads(line)
-            except ValueError as error:
-                if not line.endswith(b"\n"):
-                    return
-                raise UserError(f"{place}: not valid JSON ({error}).") from None
-            if not isinstance(record, dict):
-                raise UserError(f"{place}: expected the record of an episode, found {type(record).__name__}.")
-            yield place, record
+        raise UserError(f"{path}: cannot be read ({error.strerror}); give a file of recorded episodes.") from None
+
+
+def _records(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for number, line in enumerate(lines, start=1):
+        place = f"{path}:{number}"
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            if not line.endswith(b"\n"):
+                return
+            raise UserError(f"{place}: not valid JSON ({error}).") from None
+        if not isinstance(record, dict):
+            raise UserError(f"{place}: expected the record of an episode, found {type(record).__name__}.")
+        yield place, record
 
 
 def read_trajectory(place: str, record: Mapping[str, Any]) -> tuple[Trajectory, EnvConfig, dict[str, Any]]:

@@ -93,11 +93,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1 if error.errno in _DISK_FULL else 2
 
 
-def _measuring(port: int) -> AbstractContextManager[Recorder]:
-    """Return a recorder for a ``with`` block, whose values are at ``/metrics`` meanwhile."""
+def _measuring(port: int) -> AbstractContextManager[tuple[Recorder, str]]:
+    """See `Measuring`."""
     from rollcage.monitor.live import measuring
 
-    return measuring(port=port)
+    return measuring(port)
 
 
 def _sandbox_service() -> tuple[str, str] | None:

@@ -48,5 +48,5 @@ class NullRecorder:
     def annotations(self, record: Mapping[str, Any]) -> None: ...
 
 
-Measuring = Callable[[int], AbstractContextManager[Recorder]]
-"""(port of ``/metrics``; 0 is any free one) -> a recorder for a ``with`` block, whose values are there meanwhile."""
+Measuring = Callable[[int], AbstractContextManager[tuple[Recorder, str]]]
+"""(port of ``/metrics``; 0 is any free one) -> for a ``with`` block, a recorder and the address of its values."""

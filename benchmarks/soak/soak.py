@@ -19,7 +19,9 @@ from rollcage.benchmarks.soak.training import Training
 from rollcage.benchmarks.soak.unruly import ENV_ID
 from rollcage.command import CommandParser, natural, natural_float, positive
 from rollcage.errors import UserError
+from rollcage.monitor.live import measuring
 from rollcage.monitor.run_folder import read_metrics
+from rollcage.recorder import Recorder
 
 INJURIES = ("trainer", "worker", "learner", "engine", "container", "stop")
 """What is done: kill -9 of the trainer, of one of its processes or containers; SIGSTOP of a worker for ever."""
@@ -53,6 +55,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--seed", type=natural, default=0, help="(default: 0)")
     parser.add_argument("--override", action="append", default=[], metavar="--FIELD=VALUE", help="of the preset")
     parser.add_argument("--out", type=Path, default=Path("runs/soak"), help="folder (default: %(default)s)")
+    parser.add_argument("--metrics-port", type=natural, default=0, help="of /metrics, on loopback (any free one)")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line on stdout")
     arguments = parser.parse_args(argv)
     run = arguments.out / "run"
@@ -60,7 +63,10 @@ def main(argv: Sequence[str]) -> int:
         raise UserError(f"{run} holds a run already: choose another --out, or remove it.")
     training = Training(run, train_arguments(arguments), arguments.patience)
     injuries = arguments.only or [name for name in INJURIES if name != "container" or arguments.placement == "sandbox"]
-    done = asyncio.run(_soak(training, arguments, injuries))
+    with measuring(arguments.metrics_port) as (recorder, metrics):
+        if metrics:
+            sys.stderr.write(f"metrics: {metrics}\n")
+        done = asyncio.run(_soak(training, arguments, injuries, recorder))
     findings = take_account(
         run,
         async_ratio=arguments.async_ratio,
@@ -97,7 +103,7 @@ def train_arguments(arguments: object) -> list[str]:
     ]
 
 
-async def _soak(training: Training, arguments: object, injuries: Sequence[str]) -> Counter[str]:
+async def _soak(training: Training, arguments: object, injuries: Sequence[str], recorder: Recorder) -> Counter[str]:
     """Injure the run until its time is over; returns what was done how often. The run has ended on return."""
     given, rng, done = vars(arguments), random.Random(vars(arguments)["seed"]), Counter[str]()
     ends_at = time.monotonic() + 3600.0 * given["hours"]
@@ -112,6 +118,7 @@ async def _soak(training: Training, arguments: object, injuries: Sequence[str]) 
             name = rng.choice(list(injuries))
             if await _injure(training, name, rng):
                 done[name] += 1
+                recorder.counter("soak_injuries", what=name)
             await training.next_update()
             sys.stderr.write(f"\r{done.total()} injuries, version {training.version()}, last: {name}      ")
         await training.next_update()

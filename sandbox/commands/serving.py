@@ -38,7 +38,9 @@ def run_serve(argv: Sequence[str], *, measuring: Measuring | None = None) -> int
         "--metrics-port", type=natural, default=0, help="of /metrics, on loopback; default 0: any free one"
     )
     parser.add_argument("--grace", type=natural_float, default=10.0, metavar="S", help="for calls at the end")
-    parser.add_argument("--json", action="store_true", help="address, pid and file as one JSON line")
+    parser.add_argument(
+        "--json", action="store_true", help="address, pid, file and address of /metrics as one JSON line"
+    )
     args = parser.parse_args(argv)
     require("fastapi", "sandbox")
     require("uvicorn", "sandbox")
@@ -46,14 +48,18 @@ def run_serve(argv: Sequence[str], *, measuring: Measuring | None = None) -> int
 
     folder = args.folder or default_folder()
 
-    def on_ready(service: ServiceAddress) -> None:
-        if args.json:
-            show_json({"address": service.address, "pid": service.pid, "file": str(folder / FILE)})
-        else:
-            say(f"sandboxes at {service.address}; the token is in {folder / FILE}")
-
     listen = Listen(args.host, args.port, args.socket, args.beyond_loopback)
-    with measuring(args.metrics_port) if measuring else nullcontext(NullRecorder()) as recorder:
+    with measuring(args.metrics_port) if measuring else nullcontext((NullRecorder(), "")) as (recorder, metrics):
+
+        def on_ready(service: ServiceAddress) -> None:
+            if args.json:
+                file = str(folder / FILE)
+                show_json({"address": service.address, "pid": service.pid, "file": file, "metrics": metrics})
+            else:
+                say(f"sandboxes at {service.address}; the token is in {folder / FILE}")
+                if metrics:
+                    say(f"metrics: {metrics}")
+
         manager = partial(open_manager, folder, args.endpoint, recorder=recorder)
         asyncio.run(serve(manager, folder, listen, on_ready=on_ready, grace_s=args.grace))
     return 0

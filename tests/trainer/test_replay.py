@@ -13,6 +13,8 @@ import pytest
 
 from rollcage.envs.recording import Recording
 from rollcage.errors import UserError
+from rollcage.monitor.run_folder import RunFolder
+from rollcage.monitor.store.limits import StoreConfig
 from rollcage.trainer.replay import Difference, read_records, replay_all
 
 
@@ -117,6 +119,17 @@ def test_an_unfinished_last_line_is_left_out(record: dict[str, Any], tmp_path: P
     file = tmp_path / "trajectories.jsonl"
     file.write_text(json.dumps(record) + "\n" + json.dumps(record)[:50])
     assert len(list(read_records(tmp_path))) == 1
+
+
+def test_the_closed_segments_of_a_long_run_are_read_too(record: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    run = RunFolder(tmp_path, StoreConfig(segment_mib=0.01))
+    for number in range(200):
+        run.trajectory(record | {"id": f"{number}.0"})
+    run.close()
+    assert list(tmp_path.glob("trajectories-*.jsonl.gz"))
+    for source in (tmp_path, tmp_path / "trajectories.jsonl"):
+        assert [found["id"] for _, found in read_records(source)] == [f"{number}.0" for number in range(200)]
 
 
 def test_an_id_that_is_not_there_is_named(record: dict[str, Any], tmp_path: Path) -> None:

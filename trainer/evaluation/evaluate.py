@@ -18,6 +18,7 @@ from gymnasium.envs.registration import load_env_creator
 from rollcage.envs import TextEnv, find_spec, make, sample_indices
 from rollcage.envs.placements.base import EnvConfig, Placement, PlacementError
 from rollcage.errors import UserError
+from rollcage.recorder import Recorder
 from rollcage.trainer.agents.policies import SOLVERS, Policy
 from rollcage.trainer.evaluation.statistics import clustered_ci95, pass_at_k
 from rollcage.trainer.evaluation.store import EpisodeStore
@@ -211,6 +212,7 @@ async def evaluate(
     deadlines: Deadlines = DEADLINES,
     output: Path | None = None,
     progress: bool = False,
+    recorder: Recorder | None = None,
 ) -> Result:
     """Let ``policy`` play every task, several episodes at once; the caller starts and closes policy and placement.
 
@@ -226,6 +228,7 @@ async def evaluate(
         deadlines: of every wait.
         output: folder of the episodes; None for none.
         progress: show progress on standard error.
+        recorder: is told every finished episode.
 
     Raises:
         UserError: ``output`` holds another evaluation, or the policy turns out to be unusable.
@@ -256,6 +259,8 @@ async def evaluate(
                 done[trajectory.task_id, attempt] = record
                 if store:
                     store.append(record)
+                if recorder:
+                    recorder.trajectory(record)
                 num_successes += trajectory.success
                 num_failed += trajectory.failure is not None
                 if line:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rollcage.envs.placements import make_placement
+from rollcage.recorder import Recorder
 from rollcage.trainer.agents.policies import Policy
 from rollcage.trainer.evaluation.evaluate import DEADLINES, Evaluation, Result, evaluate
 from rollcage.trainer.rollout.episode import Deadlines
@@ -20,6 +21,7 @@ def run_evaluations(
     restart: str = "fail",
     concurrency: int | None = None,
     deadlines: Deadlines = DEADLINES,
+    recorder: Recorder | None = None,
 ) -> list[Result]:
     """Run evaluations one after the other, with progress on standard error; see `evaluate`.
 
@@ -30,6 +32,7 @@ def run_evaluations(
         restart: "fail" or "restore"; see `rollcage.envs.placements.make_placement`.
         concurrency: episodes at once; None for the policy's own choice.
         deadlines: of every wait.
+        recorder: is told every finished episode.
 
     Raises:
         UserError: the policy or an output folder cannot be used.
@@ -53,6 +56,7 @@ def run_evaluations(
                             deadlines=deadlines,
                             output=output,
                             progress=True,
+                            recorder=recorder,
                         )
                     )
                 finally:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 from tests.sandbox.conformance import TICKER, home_of, still_writes, wait_until
@@ -230,4 +232,18 @@ def test_concurrent_deletes_and_commands_all_end_in_a_typed_way(tmp_path: Path) 
         assert all(isinstance(end, SandboxError) for end in ends[5:]), ends
 
     with running(tmp_path):
+        run(tmp_path, use)
+
+
+def test_the_service_tells_prometheus_about_its_sandboxes(tmp_path: Path) -> None:
+    with running(tmp_path) as service:
+
+        async def use(client: Client) -> None:
+            box = await client.create(SPEC)
+            await box.exec("true")
+            told = (await asyncio.to_thread(lambda: urlopen(service.told["metrics"], timeout=10).read())).decode()
+            assert re.search(r'rollcage_sandboxes\{host="[^"]+",state="READY"\} 1.0', told)
+            assert "rollcage_sandbox_exec_seconds_count 1.0" in told
+            await box.delete()
+
         run(tmp_path, use)
