@@ -43,16 +43,14 @@ def judge(reader: RunReader) -> dict[str, Any]:
     """
     first, rows = rows_of(reader)
     status = reader.status()
-    history = reader.events(limit=1000, kinds=("alert",), newest_first=True)[1][::-1]
+    history, last_told = _told(reader)
     now = _window(reader, status, first, rows[-MAX_ROWS:])
     if not history and not _watched_itself(reader):
         history = _afterwards(first, rows, now)
-    since: dict[str, dict[str, Any]] = {}
-    for alert in history:
-        since[str(alert.get("rule"))] = alert
+        last_told = {str(alert["rule"]): alert for alert in history}
     rules = []
     for rule in RULES.values():
-        value, last = rule.measure(now), since.get(rule.name, {})
+        value, last = rule.measure(now), last_told.get(rule.name, {})
         is_firing = last.get("state") == "firing"
         rules.append(
             {
@@ -74,11 +72,23 @@ def judge(reader: RunReader) -> dict[str, Any]:
 
 def firing(reader: RunReader) -> list[str]:
     """Return the names of the rules that fire now, as `judge` has it; cheap where the run watches itself."""
-    history = reader.events(limit=200, kinds=("alert",), newest_first=True)[1][::-1]
+    history, last_told = _told(reader)
     if not history and not _watched_itself(reader):
         return [rule["rule"] for rule in judge(reader)["rules"] if rule["state"] == "firing"]
-    last = {str(alert.get("rule")): alert.get("state") for alert in history}
-    return [rule for rule, state in last.items() if state == "firing" and rule in RULES]
+    return [rule for rule, alert in last_told.items() if alert.get("state") == "firing" and rule in RULES]
+
+
+def _told(reader: RunReader) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
+    """Return what the run told, oldest first, and the last word on each rule since it was started or resumed last."""
+    history: list[dict[str, Any]] = []
+    last: dict[str, dict[str, Any]] = {}
+    for event in reader.events(limit=1000, kinds=("alert", "start"), newest_first=True)[1][::-1]:
+        if event["event"] == "start":
+            last.clear()
+        else:
+            history.append(event)
+            last[str(event.get("rule"))] = event
+    return history, last
 
 
 def _watched_itself(reader: RunReader) -> bool:

@@ -23,7 +23,9 @@ FRESH_S = 0.5
 """What one viewer was just told, another is told too: viewers cost little, and nobody sees more than twice a second."""
 MAX_READERS = 64
 """Runs that are kept open; the one that was looked at longest ago is closed."""
-MAX_ANSWERS = 512
+MAX_ANSWERS = 256
+MAX_KEPT_BYTES = 2 * 1024 * 1024
+"""Larger answers are made anew each time: what is kept is bounded."""
 
 
 @dataclass(slots=True)
@@ -97,7 +99,10 @@ class Runs:
                 self._answers.popitem(last=False)
         with answer.lock:
             if time.monotonic() - answer.at_s > fresh_s:
-                answer.body, answer.at_s = dumped(made()), time.monotonic()
+                body = dumped(made())
+                if len(body) > MAX_KEPT_BYTES:
+                    return body
+                answer.body, answer.at_s = body, time.monotonic()
             return answer.body
 
     def close(self) -> None:

@@ -79,7 +79,7 @@ async def serve(
         server = _Server(
             uvicorn.Config(
                 monitor.app,
-                log_level="warning",
+                log_config=None,  # its warnings go where the program's own go
                 access_log=False,
                 lifespan="off",
                 ws="none",

@@ -12,7 +12,7 @@ from tests.monitor.pages.recorded_run import write_config
 
 from rollcage.errors import UserError
 from rollcage.monitor.alerts import notify
-from rollcage.monitor.alerts.judged import judge
+from rollcage.monitor.alerts.judged import firing, judge
 from rollcage.monitor.alerts.notify import Notifier, OnAlert
 from rollcage.monitor.alerts.watch import AlertWatch
 from rollcage.monitor.recorders.several import Several
@@ -102,6 +102,18 @@ def test_failures_deaths_and_restarts_are_counted_as_they_are_told(tmp_path: Pat
         ("failures_infra", "firing"),
         ("sandbox_restarts", "firing"),
     ]
+    run.recorder.close()
+
+
+def test_after_a_resume_only_what_is_told_anew_fires(tmp_path: Path) -> None:
+    run = WatchedRun(tmp_path / "run")
+    run.recorder.event("engine_died", engine=1, message="gone", num_left=1)
+    with RunReader(run.folder) as reader:
+        assert firing(reader) == ["dead_engine"]
+        run.recorder.event("start", resumed_from="checkpoints/step-000020")
+        assert firing(reader) == []
+        assert {rule["state"] for rule in judge(reader)["rules"]} == {"unknown"}
+        assert len(judge(reader)["history"]) == 1
     run.recorder.close()
 
 
