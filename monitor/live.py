@@ -77,7 +77,7 @@ class Live:
 
 @contextlib.contextmanager
 def measuring(port: int = 0, folder: Path | None = None) -> Iterator[tuple[Recorder, str]]:
-    """Give a recorder, and the address on the loopback where its values are shown meanwhile. For commands without a run.
+    """Give a recorder, and the address on the loopback where its values are meanwhile: for commands without a run.
 
     Without prometheus-client nothing is measured, nothing served, and the address is empty.
 

@@ -3,17 +3,20 @@
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import psutil
 import pytest
 
 from rollcage.monitor.run_folder import read_metrics, read_rows
+from rollcage.monitor.store import RunReader
 from rollcage.trainer.checkpoints import newest_checkpoint, read_state
 
 SMALL = [
@@ -128,8 +131,19 @@ def test_a_stopped_run_ends_cleanly_and_says_how_to_go_on(tmp_path: Path) -> Non
     second = rollcage("train", "--resume", str(run))
     assert (second.returncode, len(second.stderr.strip().splitlines())) == (2, 1)
     assert "in use by another process" in second.stderr
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=60) == 130
+    control = json.loads((run / "control.json").read_text())
+    with urlopen(control["address"] + "/metrics", timeout=10) as answer:
+        told = answer.read().decode()
+    assert float(re.findall(r"^rollcage_policy_version (.*)$", told, re.MULTILINE)[0]) >= 1
+    assert "rollcage_learner_grad_norm" in told
+    assert "rollcage_unknown_metrics_total" not in told, "a metric is not declared in monitor/metrics"
+    with RunReader(run) as reader:
+        assert reader.status()["state"] == "running"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 130
+        assert reader.status()["state"] == "dead"
+        assert reader.events(limit=1)[1][0]["event"] == "stopped"
+    assert not (run / "control.json").exists()
     wait_gone(children)
     assert "--resume" in log.read_text()
     assert "Traceback" not in log.read_text()
@@ -169,6 +183,19 @@ def test_a_finished_run_reports_again_and_a_damaged_one_says_how_to_go_on(tmp_pa
     assert rollcage("train", "--resume", str(run)).returncode == 0
     starts = [row for row in read_rows(run, "events") if row["event"] == "start"]
     assert len(starts) == 1, "a finished run only reports again"
+    with RunReader(run) as reader:
+        assert reader.status()["state"] == "finished"
+        total, [first] = reader.trajectories(limit=1)
+        assert total == len(read_rows(run, "trajectories"))
+        [segment] = reader.trajectory(first["key"])["segments"]
+    assert len(set(map(len, segment.values()))) == 1, "token ids, mask, log-probabilities and versions of every token"
+    assert sum(segment["loss_mask"]) == first["num_tokens"]
+    assert all(
+        (logprob <= 0.0 and version >= 0) if sampled else (logprob == 0.0 and version == -1)
+        for sampled, logprob, version in zip(
+            segment["loss_mask"], segment["rollout_logprobs"], segment["policy_versions"], strict=True
+        )
+    )
     checkpoint = newest_checkpoint(run)
     assert checkpoint is not None
     (checkpoint / "trainer.json").write_text("{}")
