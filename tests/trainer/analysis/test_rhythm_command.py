@@ -105,7 +105,7 @@ def test_rows_of_a_data_file(tmp_path: Path) -> None:
         (("small",), "one of --text, --text-file, --data and --run"),
         (("small", "--text", "a", "--data", "b"), "not 2 of them"),
         (("--text", "a"), "say which MODEL"),
-        (("smal", "--text", "a"), "did you mean small"),
+        (("smal", "--text", "a"), "did you mean 'small'"),
         (("small", "--text", " "), "the text is empty"),
         (("small", "--text", "short"), "every text is too short"),
         (("small", "--text-file", "absent.txt"), "absent.txt: cannot be read"),
