@@ -7,7 +7,7 @@ export function takeToken() {
   const found = /[#&?]token=([^&]*)/.exec(location.hash);
   if (!found) return;
   sessionStorage.setItem(KEY, decodeURIComponent(found[1]));
-  const rest = location.hash.replace(found[0], "").replace(/^#?$/, "");
+  const rest = location.hash.replace(/([#&?])token=[^&]*&?/, "$1").replace(/[#&?]$/, "");
   history.replaceState(null, "", location.pathname + rest);
 }
 

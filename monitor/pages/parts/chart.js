@@ -2,8 +2,8 @@
 //
 // Why no plotting library: measured on the two-core machine, in headless Chromium, twelve charts of two lines with 500
 // points each, begun after the first paint, took plotly.js 7.1 (4.8 MB) 1.5 to 2.0 s and BokehJS 3.9 (1.4 MB) 1.3 to
-// 1.7 s until they stood; and both style elements in ways that the pages' Content-Security-Policy refuses. See
-// benchmarks/results/monitor.md, which also says what these take.
+// 1.7 s until they stood (on a busy machine 4 and 2.6 s, where these took 0.3 to 0.8 s); and both set styles in ways that
+// the pages' Content-Security-Policy refuses. See benchmarks/results/monitor.md.
 //
 // A chart is drawn when it comes into view, and at most once a frame. What it shows can be read from the element:
 // figure.model = {title, lines: [{name, x, y, low, high}]}.
@@ -19,9 +19,6 @@ const NUM_COLOURS = 8;
 const seen = new IntersectionObserver((entries) => {
   for (const entry of entries) entry.target.chart?.see(entry.isIntersecting);
 }, { rootMargin: "200px" });
-const sized = new ResizeObserver((entries) => {
-  for (const entry of entries) entry.target.chart?.draw();
-});
 
 /**
  * Make a chart; `figure.update(lines)` gives it other lines.
@@ -43,7 +40,7 @@ export function lineChart(title, lines, options = {}) {
   };
   figure.chart.label();
   seen.observe(figure);
-  sized.observe(figure);
+  new ResizeObserver(() => figure.chart.draw()).observe(figure); // its own, so that it goes with the figure
   return figure;
 }
 
