@@ -57,7 +57,12 @@ class RunFolder:
                 file = open_for_append(self.path / f"{stream}.jsonl")
                 self._files[stream] = file, file.seek(0, 2)
             file, size = self._files[stream]
-            _write_all(file, line)
+            try:
+                _write_all(file, line)
+            except OSError:  # a full disk, say: opened anew, what is half written is cut off
+                file.close()
+                del self._files[stream]
+                raise
             size += len(line)
             self._files[stream] = file, size
             if size >= self._limits.segment_mib * MIB:

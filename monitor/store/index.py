@@ -7,6 +7,7 @@ an index that is merely shorter: the tables' transaction says how much of each c
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import sqlite3
@@ -96,9 +97,12 @@ class Index:
         with self._lock:
             try:
                 self.refresh()
-            except (sqlite3.DatabaseError, OSError, KeyError):
-                self._discard()
-                self.refresh()
+            except (sqlite3.DatabaseError, OSError, KeyError) as error:
+                if self._database is not None and _will_pass(error):
+                    self._database.rollback()  # and show what there was before
+                else:
+                    self._discard()
+                    self.refresh()
             assert self._database is not None
             yield self._database
 
@@ -333,6 +337,14 @@ class _Batch:
         run(f"INSERT INTO trajectories(segment, offset, {SUMMARY_COLUMNS}) VALUES ({marks})", self._trajectories)
         run("INSERT INTO conversations(text) VALUES (?)", self._texts)
         run("INSERT INTO annotations VALUES (?, ?, ?, ?)", self._annotations)
+
+
+def _will_pass(error: Exception) -> bool:
+    """Whether the index is whole, and merely cannot be gone on with now: the disk is full, or another process reads."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    code = getattr(error, "sqlite_errorcode", None)
+    return code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 def _claim(descriptor: int) -> bool:

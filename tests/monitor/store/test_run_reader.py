@@ -1,5 +1,6 @@
 """Reading a run: what was written is what is read, while it grows, after a kill, and from old folders."""
 
+import errno
 import gzip
 import json
 import os
@@ -18,6 +19,7 @@ import pytest
 from rollcage.errors import UserError
 from rollcage.monitor.run_folder import RunFolder, read_metrics, read_rows
 from rollcage.monitor.store import RunReader, find_runs
+from rollcage.monitor.store.columns import Column
 from rollcage.monitor.store.limits import StoreConfig
 from rollcage.monitor.store.reader import SORTS
 
@@ -334,6 +336,35 @@ def test_a_folder_that_cannot_be_written_is_read_all_the_same(run: RunFolder, mo
     with RunReader(run.path) as reader:
         assert reader.events()[0] == 1
         assert not (run.path / "index").exists()
+
+
+def test_on_a_full_disk_what_was_there_before_is_shown(
+    run: RunFolder, reader: RunReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    run.metrics({"x": 1.0}, policy_version=1)
+    assert len(reader.series(["x"])["x"][0]) == 1
+    with monkeypatch.context() as on_a_full_disk:
+        on_a_full_disk.setattr(Column, "append", full)
+        run.metrics({"x": 2.0}, policy_version=2)
+        assert len(reader.series(["x"])["x"][0]) == 1
+    assert len(reader.series(["x"])["x"][0]) == 2
+
+
+def test_a_row_that_did_not_fit_on_the_disk_leaves_no_trace(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def half(file: Any, line: bytes) -> None:
+        file.write(line[: len(line) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    run.event("first")
+    with monkeypatch.context() as on_a_full_disk:
+        on_a_full_disk.setattr("rollcage.monitor.run_folder._write_all", half)
+        with pytest.raises(OSError, match="No space"):
+            run.event("lost")
+    run.event("second")
+    assert [row["event"] for row in read_rows(run.path, "events")] == ["first", "second"]
 
 
 def test_the_configuration_is_shown_without_its_secrets(tmp_path: Path) -> None:
