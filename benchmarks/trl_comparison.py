@@ -147,7 +147,7 @@ def format_page(
         "tokens in a batch, one gradient step each, Dr. GRPO's advantages and loss without a KL term, learning rate "
         f"{work.lr:g}; {work.updates} measured updates after {work.warm_up} of warm-up, runs in turns, the same tasks "
         f"and prompts. TRL {version}: batched `generate`, all rollouts of a batch at once, micro-batches of "
-        f"{setting.micro_batch}, {'bf16' if setting.bf16 else 'float32'}, all cores (`--search` compares its settings). "
+        f"{setting.micro_batch}, {'bf16' if setting.bf16 else 'float32'}, all cores (`--search` compares settings). "
         "Ours: the preset countdown-small, its engine and learner on a core each, asynchronous ratio "
         f"{async_ratio:g}; its number formats are those that the machine is fast at.",
         "",

@@ -98,7 +98,7 @@ def train(work: Work, setting: Setting) -> dict[str, Any]:
     ends_s: list[float] = []
     generation_s: list[float] = []
 
-    class Clock(transformers.TrainerCallback):  # type: ignore[misc]
+    class Clock(transformers.TrainerCallback):
         def on_step_end(self, *arguments: Any, **unused: Any) -> None:
             ends_s.append(time.perf_counter())
 
