@@ -40,8 +40,8 @@ class RayNodes:
         found = []
         for process in psutil.Process().children(recursive=True):
             try:
-                found += [process.pid] if process.cmdline()[:1] == [f"ray::{name}"] else []
-            except psutil.NoSuchProcess:
+                found += [process.pid] if process.cmdline()[0].startswith(f"ray::{name}") else []
+            except (psutil.NoSuchProcess, IndexError):
                 pass
         return found
 

@@ -137,10 +137,10 @@ class RayEngine:
 
     async def _ask(self, method: str, *arguments: Any, limit_s: float | None = -1.0) -> Any:
         """Let the actor do something; ``limit_s``: a longer wait means that it has died (default: step_timeout_s)."""
+        if self._died is not None and self._died.done():
+            raise EngineDied(self._died.result())
         if self._actor is None or self._died is None:
             raise EngineError("the engine has not been started: call start() first")
-        if self._died.done():
-            raise EngineDied(self._died.result())
         answer = asyncio.ensure_future(_awaited(getattr(self._actor, method).remote(*arguments)))
         limit_s = self._config.step_timeout_s if limit_s == -1.0 else limit_s
         try:

@@ -84,7 +84,7 @@ def put(weights: Weights) -> StoredWeights:
     layout = make_layout((name, tuple(weight.shape), weight.dtype) for name, weight in weights.items())
     block = np.empty(layout.num_bytes, np.uint8)
     for entry in layout.entries:
-        flat = weights[entry.name].detach().contiguous().view(-1).view(torch.uint8).numpy()
+        flat = weights[entry.name].detach().contiguous().flatten().view(torch.uint8).numpy()
         block[entry.offset : entry.offset + flat.size] = flat
     return StoredWeights(ray.put(block), layout)
 
