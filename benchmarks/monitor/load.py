@@ -72,7 +72,7 @@ class Viewer(threading.Thread):
         stream.join(5)
 
     def _follow(self) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=5)
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=30)
         try:
             connection.request("GET", f"/api/stream?run={self._run}")
             answer = connection.getresponse()

@@ -6,7 +6,8 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,16 @@ MAX_KEPT_BYTES = 2 * 1024 * 1024
 """Larger answers are made anew each time: what is kept is bounded."""
 
 
+PATIENCE_S = 0.4
+"""So long viewers wait for a newer answer than the one that is there."""
+NUM_MAKERS = 8
+
+
 @dataclass(slots=True)
 class _Answer:
-    lock: threading.Lock = field(default_factory=threading.Lock)
     body: bytes = b""
     at_s: float = float("-inf")
+    making: Future[bytes] | None = None
 
 
 class Runs:
@@ -51,6 +57,7 @@ class Runs:
         self._found_at_s = float("-inf")
         self._readers: OrderedDict[str, RunReader] = OrderedDict()
         self._answers: OrderedDict[tuple[str, ...], _Answer] = OrderedDict()
+        self._makers = ThreadPoolExecutor(NUM_MAKERS, "rollcage-monitor")
 
     def ids(self) -> dict[str, Path]:
         """Return id -> run folder, the newest first. Links that lead out of the folder are left out."""
@@ -90,26 +97,36 @@ class Runs:
     def shared(self, key: tuple[str, ...], made: Callable[[], Any], *, fresh_s: float = FRESH_S) -> bytes:
         """Return ``made()`` as JSON, or what another viewer got for the same ``key`` less than ``fresh_s`` ago.
 
-        Viewers who ask at the same moment wait for one answer.
+        Viewers who ask at the same moment wait for one answer. Where that takes longer than `PATIENCE_S`, since a run
+        writes faster than it can be read, they get the one before.
         """
         with self._lock:
             answer = self._answers.setdefault(key, _Answer())
             self._answers.move_to_end(key)
             while len(self._answers) > MAX_ANSWERS:
                 self._answers.popitem(last=False)
-        with answer.lock:
-            if time.monotonic() - answer.at_s > fresh_s:
-                body = dumped(made())
-                if len(body) > MAX_KEPT_BYTES:
-                    return body
-                answer.body, answer.at_s = body, time.monotonic()
+            if time.monotonic() - answer.at_s <= fresh_s:
+                return answer.body
+            if answer.making is None or answer.making.done():
+                answer.making = self._makers.submit(_make, answer, made)
+            making = answer.making
+        try:
+            return making.result(PATIENCE_S if answer.body else None)
+        except TimeoutError:
             return answer.body
 
     def close(self) -> None:
         """Close all readers; idempotent."""
+        self._makers.shutdown(cancel_futures=True)
         with self._lock:
             while self._readers:
                 self._readers.popitem()[1].close()
+
+
+def _make(answer: _Answer, made: Callable[[], Any]) -> bytes:
+    body = dumped(made())
+    answer.body, answer.at_s = (body, time.monotonic()) if len(body) <= MAX_KEPT_BYTES else (b"", float("-inf"))
+    return body
 
 
 def _id(path: Path, folder: Path) -> str:

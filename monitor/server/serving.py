@@ -15,6 +15,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from urllib.parse import quote
 
+import anyio.to_thread
 import uvicorn
 
 from rollcage.errors import UserError
@@ -25,6 +26,8 @@ from rollcage.monitor.server.sandbox_routes import FindSandboxes
 GRACE_S = 2.0
 """Running requests have so long when the server ends."""
 MAX_CONNECTIONS = 500
+NUM_THREADS = 64
+"""Requests and streams that wait for a run's reader at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,7 @@ async def serve(
                 h11_max_incomplete_event_size=64 * 1024,
             )
         )
+        anyio.to_thread.current_default_thread_limiter().total_tokens = NUM_THREADS
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         waiting = asyncio.create_task(ended.wait())
         try:

@@ -18,6 +18,7 @@ from rollcage.monitor.server.errors import Refused
 from rollcage.monitor.server.run_routes import summaries
 from rollcage.monitor.server.runs import Runs, runs_of
 from rollcage.monitor.server.summary import summary
+from rollcage.monitor.store import RunReader
 from rollcage.monitor.store.secrets import masked
 
 PERIOD_S = 0.5
@@ -28,8 +29,9 @@ MAX_ROWS = 50
 """Of each kind in one message; the pages fetch the rest where they need it."""
 MAX_STREAMS = 200
 """Readers at once."""
-MAX_TOLD = 2000
-"""Rows that are looked at for one message; more in one period are told with the next."""
+MAX_READ = 100
+"""Rows of each kind that are read for one message. Where more have come they are passed over: a run that writes faster
+than that is followed by what its pages fetch."""
 
 router = APIRouter(prefix="/api")
 
@@ -72,7 +74,7 @@ async def _of_run(runs: Runs, run_id: str) -> AsyncGenerator[bytes, None]:
     quiet_s = 0.0
     while True:
         reader = await run_in_threadpool(runs.reader, run_id)
-        rows, cursor = await run_in_threadpool(reader.follow, cursor, MAX_TOLD)
+        rows, cursor = await run_in_threadpool(_since, reader, cursor)
         key = (run_id, "summary")
         told = await run_in_threadpool(runs.shared, key, partial(summary, run_id, reader))
         changed = {name: len(found) for name, found in rows.items() if found}
@@ -89,6 +91,13 @@ async def _of_run(runs: Runs, run_id: str) -> AsyncGenerator[bytes, None]:
         else:
             quiet_s += PERIOD_S
             yield b": ping\n\n" if quiet_s % PING_S < PERIOD_S else b""
+
+
+def _since(reader: RunReader, cursor: str | None) -> tuple[dict[str, list[dict[str, Any]]], str]:
+    rows, cursor = reader.follow(cursor, MAX_READ)
+    if any(len(found) == MAX_READ for found in rows.values()):
+        _, cursor = reader.follow(None)
+    return rows, cursor
 
 
 async def _of_list(runs: Runs) -> AsyncGenerator[bytes, None]:

@@ -175,15 +175,20 @@ def test_changes_are_told_at_most_twice_a_second_and_the_backlog_is_bounded(tmp_
         assert (kind, first["status"]["policy_version"], first["changed"]) == ("change", 0, {})
         begin_s = time.monotonic()
         for version in range(1, 3):
-            for _ in range(200):
+            for _ in range(80):
                 rows.event("checkpoint", path="p", policy_version=version)
             write_update(rows, version)
             _, message = next(told)
             assert message["status"]["policy_version"] == version
-            assert message["changed"]["events"] == 200
+            assert message["changed"]["events"] == 80
             assert len(message["events"]) == stream.MAX_ROWS
             assert message["metrics"][-1]["policy_version"] == version
         assert time.monotonic() - begin_s >= 2 * stream.PERIOD_S - 0.1
+        for number in range(1000):  # more than is read for one message: passed over
+            rows.event("checkpoint", path=f"step-{number}", policy_version=3)
+        assert next(told)[1]["changed"]["events"] <= stream.MAX_READ
+        rows.event("finished", policy_version=3)
+        assert [event["event"] for event in next(told)[1]["events"]] == ["finished"]
         told.close()
         assert next(messages(browser, "/api/stream", 2.0))[0] == "runs"
         assert browser.ask("GET", "/api/stream?run=nobody").status == 404
