@@ -18,7 +18,7 @@ export function ticks(least, greatest, num) {
   const rough = (greatest - least) / Math.max(1, num);
   if (!(rough > 0)) return [least];
   const power = 10 ** Math.floor(Math.log10(rough));
-  const step = power * [1, 2, 2.5, 5, 10].find((factor) => factor * power >= rough * 0.999);
+  const step = power * [1, 2, 2.5, 5, 10].find((factor) => factor * power >= 0.7 * rough);
   const found = [];
   for (let index = Math.ceil(least / step - 1e-9); index * step <= greatest + 1e-9 * step; index += 1)
     found.push(Number((index * step).toPrecision(12)));

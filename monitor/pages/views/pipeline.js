@@ -20,6 +20,8 @@ export async function show({ root, params, run, signal }) {
 
   const window_s = [params.get("from"), params.get("to")].map((it) => (it === null ? null : Number(it)));
   const header = await runHeader("Pipeline", run, signal);
+  // A run that goes on is followed; one that has ended is seen whole.
+  const isWhole = () => (params.get("all") ?? (["running", "paused"].includes(header.status.state) ? "0" : "1")) === "1";
   const look = (from, to) => change({ from: from.toFixed(3), to: to.toFixed(3), all: null });
   const timeline = timelineChart("Who is busy when", { first: 0, last: 1, zero: 0, tracks: [] }, look);
   const [shares, gauges, account] = ["shares", "gauges", "account"].map((name) => h("div", { class: name }));
@@ -33,7 +35,7 @@ export async function show({ root, params, run, signal }) {
   const button = (label, title, onclick) => h("button", { type: "button", "data-key": `zoom-${title}`, title, "aria-label": title, onclick }, label);
   root.append(header,
     h("section", {}, h("div", { class: "row" }, button("−", "zoom out", () => zoom(2)), button("+", "zoom in", () => zoom(0.5)),
-      button("last 2 min", `the last ${LAST_S} seconds`, () => change({ from: null, to: null, all: null })), button("all", "the whole timeline", () => change({ from: null, to: null, all: 1 }))),
+      button("last 2 min", `the last ${LAST_S} seconds`, () => change({ from: null, to: null, all: 0 })), button("all", "the whole timeline", () => change({ from: null, to: null, all: 1 }))),
       timeline, where),
     h("section", {}, h("h2", {}, "Who waits"), shares),
     h("section", {}, h("h2", {}, "Queues and rates"), gauges),
@@ -42,7 +44,7 @@ export async function show({ root, params, run, signal }) {
   const refresh = async () => {
     const [range, sum] = await Promise.all([get(runPath(run, "/timeline"), { max_spans: 1 }, signal), get(runPath(run, "/account"), {}, signal), header.refresh()]);
     const last = window_s[1] ?? range.last_s;
-    const first = window_s[0] ?? (params.get("all") ? range.first_s : Math.max(range.first_s, last - LAST_S));
+    const first = window_s[0] ?? (isWhole() ? range.first_s : Math.max(range.first_s, last - LAST_S));
     const [spans, { gauges: points }] = await Promise.all([
       get(runPath(run, "/timeline"), { start_s: first, end_s: last, max_spans: 2000 }, signal),
       get(runPath(run, "/gauges"), { max_points: 1000 }, signal)]);

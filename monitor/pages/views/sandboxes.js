@@ -73,7 +73,7 @@ function sandboxTable(rows, total, id) {
     { title: "Image", cell: (it) => it.image },
     { title: "Restarts", numeric: true, cell: (it) => number(it.num_restarts) },
     { title: "Life", numeric: true, cell: (it) => number(it.generation) },
-    { title: "Up", numeric: true, cell: (it) => ago(it.started_at) },
+    { title: "Started", numeric: true, cell: (it) => ago(it.started_at) },
     { title: "", grow: true, cell: (it) => oneLine(it.message) },
   ], rows.slice(0, MOST), { caption: rows.length > MOST ? `${MOST} of ${rows.length} sandboxes: narrow the search` : `${rows.length} of ${total} sandboxes`,
     key: (it) => it.id, chosen: (it) => it.id === id, href: (it) => address("sandboxes", { id: it.id }),

@@ -12,7 +12,7 @@ import { note } from "../parts/table.js";
 const CHARTS = [
   ["Reward", "Reward", /^rollout\/reward/],
   ["Reward", "Success", /^rollout\/success/],
-  ["Reward", "Groups with both good and bad samples", /mixed_groups/],
+  ["Reward", "Mixed groups (share)", /mixed_groups/],
   ["Policy", "Entropy (nats a token)", /entropy(?!.*coef)/],
   ["Policy", "KL", /(^|[/_])kl([_/]|$)/],
   ["Policy", "Importance ratio", /importance_ratio|ratio_(mean|max|min|std)/],
