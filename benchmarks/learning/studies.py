@@ -85,13 +85,14 @@ def credit_share() -> Study:
 def critics() -> Study:
     """PPO with a critic of the policy's size, against smaller critics, several of them, with and without masks."""
     bonus = ("--learner.entropy-coef", "1e-3")  # the entropy mask is of no use without
-    gae = (*bonus, "--learner.advantage", "gae", "--learner.critic.warmup-steps", "5")
-    mini = (*gae, "--learner.critic.model", "small-critic", "--learner.critic.lr", "1e-3")
+    steps = ("--learner.critic.epochs", "2", "--learner.critic.num-mini-batches", "16")  # as the presets have it
+    gae = (*bonus, "--learner.advantage", "gae", *steps, "--learner.critic.warmup-steps", "10")
+    mini = (*gae, "--learner.critic.model", "small-critic", "--learner.critic.lr", "3e-3")
     one, two = ("--learner.critic.num-critics", "1"), ("--learner.critic.num-critics", "2")
     no_advantage_mask = ("--learner.critic.advantage-mask-share", "0")
     no_entropy_mask = ("--learner.critic.entropy-mask-share", "0")
     arms = (
-        Arm("ppo", (*gae, *one, "--learner.critic.lr", "3e-4")),
+        Arm("ppo", (*gae, *one, "--learner.critic.lr", "1e-3")),
         Arm("ppo, mini-critic", (*mini, *one), "ppo"),
         Arm("asyppo", (*mini, *two), "ppo", settle=True),
         Arm("asyppo, advantage mask only", (*mini, *two, *no_entropy_mask), "ppo"),
