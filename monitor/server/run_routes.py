@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shlex
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
@@ -12,7 +14,7 @@ from rollcage.errors import RollcageError, UserError
 from rollcage.monitor.alerts.judged import judge
 from rollcage.monitor.doctor import diagnose
 from rollcage.monitor.server.accounts import account, environments
-from rollcage.monitor.server.answers import Json
+from rollcage.monitor.server.answers import Json, dumped
 from rollcage.monitor.server.comparing import compare
 from rollcage.monitor.server.control import ACTIONS, control_of
 from rollcage.monitor.server.errors import Refused
@@ -43,7 +45,9 @@ def summaries(runs: Runs) -> list[dict[str, Any]]:
     found = []
     for run_id, path in runs.ids().items():
         try:
-            found.append(summary(run_id, runs.reader(run_id)))
+            reading = dumped(broken(run_id, path, "is being read"))
+            made = partial(summary, run_id, runs.reader(run_id))
+            found.append(json.loads(runs.shared((run_id, "summary"), made, meanwhile=reading)))
         except (RollcageError, OSError, ValueError, KeyError, TypeError) as error:  # a folder that somebody damaged
             found.append(broken(run_id, path, f"cannot be read: {error}"))
     return found

@@ -94,11 +94,13 @@ class Runs:
                 self._readers.popitem(last=False)[1].close()
             return reader
 
-    def shared(self, key: tuple[str, ...], made: Callable[[], Any], *, fresh_s: float = FRESH_S) -> bytes:
+    def shared(
+        self, key: tuple[str, ...], made: Callable[[], Any], *, fresh_s: float = FRESH_S, meanwhile: bytes = b""
+    ) -> bytes:
         """Return ``made()`` as JSON, or what another viewer got for the same ``key`` less than ``fresh_s`` ago.
 
         Viewers who ask at the same moment wait for one answer. Where that takes longer than `PATIENCE_S`, since a run
-        writes faster than it can be read, they get the one before.
+        writes faster than it can be read, they get the one before, else ``meanwhile`` (where that is something).
         """
         with self._lock:
             answer = self._answers.setdefault(key, _Answer())
@@ -111,9 +113,9 @@ class Runs:
                 answer.making = self._makers.submit(_make, answer, made)
             making = answer.making
         try:
-            return making.result(PATIENCE_S if answer.body else None)
+            return making.result(PATIENCE_S if answer.body or meanwhile else None)
         except TimeoutError:
-            return answer.body
+            return answer.body or meanwhile
 
     def close(self) -> None:
         """Close all readers; idempotent."""
