@@ -50,7 +50,7 @@ class MiniCritics:
         config.head_dim = config.hidden_size // config.num_attention_heads
         make = transformers.AutoModelForTokenClassification.from_config
         self.critics = [make(config).to(model.device) for _ in range(num_critics)]
-        self.optimisers = [torch.optim.Adam(critic.parameters(), lr) for critic in self.critics]
+        self.optimiser = torch.optim.Adam([each for critic in self.critics for each in critic.parameters()], lr)
 
     def advantages(self, inputs: Inputs, returns: torch.Tensor, group_size: int) -> torch.Tensor:
         """Return ``R - mean value`` where the critics disagree, 0 on the fifth where they agree most; then train them.
@@ -69,11 +69,10 @@ class MiniCritics:
         )
         targets = returns[:, None].expand_as(loss_mask)
         shares = response_shares(torch.arange(len(returns), device=returns.device) // group_size, len(self.critics))
-        for number, optimiser in enumerate(self.optimisers):
-            mine = loss_mask & (shares == number)[:, None]
-            optimiser.zero_grad()
-            value_loss(values[number], targets)[mine].mean().backward()
-            optimiser.step()
+        self.optimiser.zero_grad()
+        own = loss_mask & (shares == torch.arange(len(self.critics), device=shares.device)[:, None])[..., None]
+        sum(value_loss(each, targets)[mine].mean() for each, mine in zip(values, own, strict=True)).backward()
+        self.optimiser.step()
         values = values.detach()
         keep = keep_uncertain(disagreement(values, loss_mask), loss_mask)
         return (targets - mean_value(values)) * keep * loss_mask
