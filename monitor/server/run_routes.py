@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import time
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -18,12 +19,14 @@ from rollcage.monitor.server.answers import Json, dumped
 from rollcage.monitor.server.comparing import compare
 from rollcage.monitor.server.control import ACTIONS, control_of
 from rollcage.monitor.server.errors import Refused
-from rollcage.monitor.server.runs import Runs, runs_of
+from rollcage.monitor.server.runs import FRESH_S, Runs, runs_of
 from rollcage.monitor.server.summary import broken, summary
 from rollcage.monitor.store import RunReader
 from rollcage.monitor.store.secrets import masked
 
 router = APIRouter(prefix="/api")
+FIRST_S = 5.0
+"""So long the list of runs waits for runs that were never read, all together."""
 
 Names = Annotated[list[Annotated[str, Query(max_length=300)]] | None, Query(max_length=200)]
 Points = Annotated[int, Query(ge=4, le=5000)]
@@ -42,12 +45,13 @@ def list_runs(request: Request) -> Response:
 
 def summaries(runs: Runs) -> list[dict[str, Any]]:
     """Return all runs in a few lines each, the newest first; one that cannot be read says so."""
-    found = []
+    found, ends_s = [], time.monotonic() + FIRST_S
     for run_id, path in runs.ids().items():
         try:
             reading = dumped(broken(run_id, path, "is being read"))
             made = partial(summary, run_id, runs.reader(run_id))
-            found.append(json.loads(runs.shared((run_id, "summary"), made, meanwhile=reading)))
+            left_s = max(0.0, ends_s - time.monotonic())
+            found.append(json.loads(runs.shared((run_id, "summary"), made, meanwhile=reading, first_s=left_s)))
         except (RollcageError, OSError, ValueError, KeyError, TypeError) as error:  # a folder that somebody damaged
             found.append(broken(run_id, path, f"cannot be read: {error}"))
     return found
@@ -258,8 +262,7 @@ def trajectory(request: Request, run_id: str, key: str) -> Response:
     return _answer(request, run_id, "trajectory", made, key)
 
 
-def _answer(request: Request, run_id: str, what: str, made: Any, *of: str, fresh_s: float | None = None) -> Response:
+def _answer(request: Request, run_id: str, what: str, made: Any, *of: str, fresh_s: float = FRESH_S) -> Response:
     runs = runs_of(request)
     reader = runs.reader(run_id)
-    how = {} if fresh_s is None else {"fresh_s": fresh_s}
-    return Json(runs.shared((run_id, what, *of), lambda: made(reader), **how))
+    return Json(runs.shared((run_id, what, *of), lambda: made(reader), fresh_s=fresh_s))

@@ -95,12 +95,18 @@ class Runs:
             return reader
 
     def shared(
-        self, key: tuple[str, ...], made: Callable[[], Any], *, fresh_s: float = FRESH_S, meanwhile: bytes = b""
+        self,
+        key: tuple[str, ...],
+        made: Callable[[], Any],
+        *,
+        fresh_s: float = FRESH_S,
+        meanwhile: bytes = b"",
+        first_s: float = 0.0,
     ) -> bytes:
         """Return ``made()`` as JSON, or what another viewer got for the same ``key`` less than ``fresh_s`` ago.
 
         Viewers who ask at the same moment wait for one answer. Where that takes longer than `PATIENCE_S`, since a run
-        writes faster than it can be read, they get the one before, else ``meanwhile`` (where that is something).
+        writes faster than it can be read, they get the one before; else, after ``first_s``, ``meanwhile`` (if any).
         """
         with self._lock:
             answer = self._answers.setdefault(key, _Answer())
@@ -113,7 +119,7 @@ class Runs:
                 answer.making = self._makers.submit(_make, answer, made)
             making = answer.making
         try:
-            return making.result(PATIENCE_S if answer.body or meanwhile else None)
+            return making.result(PATIENCE_S if answer.body else first_s if meanwhile else None)
         except TimeoutError:
             return answer.body or meanwhile
 
