@@ -181,8 +181,9 @@ def token_entropies(logits: Tensor) -> Tensor:
         logits: [T, V].
     """
     entropies = [torch.full((1,), torch.nan, device=logits.device)]
-    for block in logits[:-1].split(128):  # whole log-probabilities of a long text would be as large as its logits
-        logprobs = block.float().log_softmax(-1)
+    last = len(logits) - 1
+    for first in range(0, last, 128):  # whole log-probabilities of a long text would be as large as its logits
+        logprobs = logits[first : min(first + 128, last)].float().log_softmax(-1)
         entropies.append(-(logprobs.exp() * logprobs).sum(-1))
     return torch.cat(entropies)
 
