@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rollcage.benchmarks.learning.outcomes import Outcome, differences, half_width, read_outcome
 from rollcage.benchmarks.learning.paired_report import format_report, write_report
@@ -174,7 +175,7 @@ def train(plan: Plan, arm: Arm, seed: int, folder: Path) -> None:
         *("--seed", str(seed), "--out", str(folder)),
     ]
     marker = folder.with_name(folder.name + ".json")
-    facts = {"arguments": arguments, "peak_memory_bytes": 0}
+    facts: dict[str, Any] = {"arguments": arguments, "peak_memory_bytes": 0}
     if (folder / "config.json").is_file():
         begun = json.loads(marker.read_text(encoding="utf-8")) if marker.is_file() else {}
         if begun.get("arguments") != arguments:
