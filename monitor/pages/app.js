@@ -1,6 +1,6 @@
 // The frame around the views: which one the address asks for, what keeps it up to date, and what stands above it.
 
-import { address, here } from "./parts/address.js";
+import { address, changed, here } from "./parts/address.js";
 import { get, keepToken, takeToken } from "./parts/api.js";
 import { fill, h } from "./parts/dom.js";
 import { help, listen } from "./parts/keys.js";
@@ -54,6 +54,7 @@ async function open() {
     const view = await import(`./views/${known ? page : "runs"}.js`);
     const run = await chosenRun(page, params, signal);
     if (run) lastRun = run;
+    if (run && !params.get("run") && !signal.aborted) history.replaceState(null, "", changed({ run })); // the address says it all
     drawNavigation(page);
     if (OF_A_RUN.has(page) && !run) throw new Error("There are no runs yet. Start one: `make demo`, or `rollcage train countdown-small --out runs/first`.");
     const refresh = await view.show({ root, params, run, signal, keys: current.keys, reopen: open });
