@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 # In a process of its own: TRL warns at import where a newer vLLM is installed, and accelerate keeps global state.
@@ -51,13 +53,14 @@ print(json.dumps({
 """
 
 
+@pytest.mark.timeout(300)
 def test_two_steps_with_trl(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(tmp_path / "trl")],
         capture_output=True,
         text=True,
         cwd=ROOT / "examples",
-        timeout=110,
+        timeout=280,
     )
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.strip().splitlines()[-1])
