@@ -27,7 +27,7 @@ def annotate(batch: Batch, pulling: np.ndarray, num_samples: int, version: int =
     """Let the rows that pull pass by in two micro-batches, with log-probability -row."""
     notes = Annotating(batch, pulling, num_samples, (0, version))
     for rows in np.array_split(np.flatnonzero(pulling)[::-1], 2):
-        notes.see(rows, -torch.from_numpy(rows).float()[:, None].expand(-1, batch.loss_mask.shape[1]))
+        notes.see(rows, -torch.from_numpy(rows.copy()).float()[:, None].expand(-1, batch.loss_mask.shape[1]))
     return notes.finish({"advantages": np.ones(batch.loss_mask.shape, np.float32)})
 
 
