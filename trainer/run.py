@@ -21,6 +21,7 @@ from rollcage.errors import RollcageError, UserError, unwrap
 from rollcage.monitor.live import Live
 from rollcage.monitor.report import write_report
 from rollcage.monitor.run_folder import RunFolder, read_rows
+from rollcage.monitor.store.vocabulary import write_vocabulary
 from rollcage.trainer.checkpoints import newest_checkpoint, read_state, remove_partial, write_checkpoint
 from rollcage.trainer.config import TrainConfig, read_config, write_config
 from rollcage.trainer.engines.base import Engine
@@ -84,6 +85,7 @@ class Run:
         run = cls(folder, config, command)
         run._lock = _claim(folder)
         write_config(folder / "config.json", config, command)
+        write_vocabulary(folder, run._chat.token_texts())
         return run
 
     @classmethod

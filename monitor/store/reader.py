@@ -21,6 +21,7 @@ from rollcage.monitor.store.index import Index
 from rollcage.monitor.store.secrets import masked
 from rollcage.monitor.store.segments import START, Place
 from rollcage.monitor.store.summary import BOOLEANS, SUMMARY, SUMMARY_COLUMNS, Row, parse, storable, summarize
+from rollcage.monitor.store.vocabulary import add_pieces
 
 Series = tuple[npt.NDArray[Any], npt.NDArray[np.float64]]
 
@@ -308,8 +309,8 @@ class RunReader:
     def trajectory(self, key: str) -> Row:
         """Return the whole record (see `rollcage.trainer.rollout.record`).
 
-        ``segments`` are there where the run wrote tokens, and ``annotations`` (the per-token values that the trainer
-        had for it) where it wrote those.
+        ``segments`` are there where the run wrote tokens, each with their texts as ``pieces``, and ``annotations`` (the
+        per-token values that the trainer had for it) where it wrote those.
 
         Raises:
             UserError: there is none with this key.
@@ -325,6 +326,7 @@ class RunReader:
             ).fetchone()
         if annotations:
             record["annotations"] = self._row("annotations", annotations)
+        add_pieces(self.path, record)
         return record
 
     def siblings(self, task_id: str, limit: int = 200) -> list[Row]:

@@ -90,6 +90,11 @@ class ChatFormat:
         said = [token_id for token_id in token_ids if token_id not in self._unsaid]
         return str(self._tokenizer.decode(said, skip_special_tokens=False))
 
+    def token_texts(self) -> list[str]:
+        """Return the text of every token by id, special ones included."""
+        texts = self._tokenizer.batch_decode([[token_id] for token_id in range(len(self._tokenizer))])
+        return [str(text) for text in texts]
+
     def _encode_first(self, observation: str) -> list[int]:
         return self.encode(self._render([{"role": "user", "content": observation}]))
 

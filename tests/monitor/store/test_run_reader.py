@@ -22,6 +22,7 @@ from rollcage.monitor.store import RunReader, find_runs
 from rollcage.monitor.store.columns import Column
 from rollcage.monitor.store.limits import StoreConfig
 from rollcage.monitor.store.reader import SORTS
+from rollcage.monitor.store.vocabulary import write_vocabulary
 
 SMALL = StoreConfig(segment_mib=0.01)
 """A segment every few dozen rows."""
@@ -147,6 +148,15 @@ def test_annotations_come_with_the_sample_they_were_made_of(run: RunFolder, read
     assert reader.trajectory(trained["key"])["annotations"]["advantages"] == [0.5, -0.5, 0.25]
     assert "annotations" not in reader.trajectory(unused["key"])
     assert "annotations" not in reader.trajectory(new["key"])
+
+
+def test_an_episode_comes_with_the_texts_of_its_tokens(run: RunFolder, reader: RunReader) -> None:
+    run.trajectory(episode(0))
+    _, (summary,) = reader.trajectories()
+    assert "pieces" not in reader.trajectory(summary["key"])["segments"][0], "a run without a vocabulary"
+    write_vocabulary(run.path, ["<pad>", " the", "\ufffd", "<script>", "é"])
+    pieces = reader.trajectory(summary["key"])["segments"][0]["pieces"]
+    assert pieces == [" the", "\ufffd", "<script>", "é", ""], "an id beyond it has no text"
 
 
 def test_following_gives_every_row_once_over_segments_that_are_closed_and_compressed(

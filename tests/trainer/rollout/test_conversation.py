@@ -105,6 +105,14 @@ def test_a_template_that_rewrites_history_starts_a_new_segment_at_every_turn(tok
     assert conversation.token_ids == chat.encode("one|two|three /think ")
 
 
+def test_every_token_has_a_text(tokenizer: Any) -> None:
+    chat = ChatFormat(tokenizer)
+    texts = chat.token_texts()
+    assert len(texts) == len(tokenizer)
+    assert texts[tokenizer.eos_token_id] == tokenizer.eos_token, "special ones too"
+    assert "".join(texts[token_id] for token_id in chat.encode("The answer is 42.")) == "The answer is 42."
+
+
 def test_text_that_no_utf8_can_hold_is_encoded_all_the_same(tokenizer: Any) -> None:
     assert ChatFormat(tokenizer).first("\ud800 and \x00")
 
