@@ -45,6 +45,7 @@ def test_with_alpha_0_the_batches_are_those_of_one_machine(ray_nodes: RayNodes) 
     assert any(batch.turns.max() == 2 for batch in here.batches), "episodes of several turns"
 
 
+@pytest.mark.timeout(300)
 def test_a_node_killed_in_mid_step_costs_its_own_samples_and_the_run_goes_on(ray_nodes: RayNodes) -> None:
     import ray
 
@@ -78,6 +79,7 @@ def test_a_node_killed_in_mid_step_costs_its_own_samples_and_the_run_goes_on(ray
     assert failed <= {"infra/env_died", "infra/engine_died"}
 
 
+@pytest.mark.timeout(300)
 def test_a_replica_that_hangs_is_found_out_replaced_and_given_the_newest_weights(ray_nodes: RayNodes) -> None:
     [engine], store = engines(ray_nodes, 1, token_s=0.2)
     assert isinstance(engine, RayEngine)
