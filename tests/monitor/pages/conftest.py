@@ -15,7 +15,8 @@ EXPECTED = ("status of 40", "status of 50", "net::ERR_")
 """What Chromium writes of answers that say what is wrong, and of servers that have ended; the pages tell the reader."""
 
 
-@pytest.fixture(scope="session")
+# Not for the session: as long as playwright is open, its event loop runs in this thread, and no other test's can.
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """Chromium from the system; where there is none, the tests fail and say how to get it."""
     found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
