@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 from tests.monitor.pages.recorded_run import write_run
 from tests.monitor.pages.site import FLAGS, Site
 
@@ -48,6 +48,7 @@ def page(browser: Browser) -> Iterator[Page]:
     with browser.new_context(viewport={"width": 1280, "height": 900}) as context:
         tab = context.new_page()
         tab.set_default_timeout(10_000)
+        expect.set_options(timeout=20_000)
         complaints: list[str] = []
         tab.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
         tab.on("pageerror", lambda error: complaints.append(str(error)))
