@@ -66,8 +66,6 @@ def run_eval(argv: Sequence[str]) -> int:
     )
     policy = policy_from(arguments, evaluation.tools)
     with measuring(arguments.metrics_port, arguments.output) as (recorder, metrics):
-        if metrics:
-            sys.stderr.write(f"metrics: {metrics}\n")
         [result] = run_evaluations(
             policy,
             [(evaluation, arguments.output)],
@@ -75,6 +73,7 @@ def run_eval(argv: Sequence[str]) -> int:
             restart=arguments.restart,
             concurrency=arguments.concurrency,
             recorder=recorder,
+            announce=metrics and f"metrics: {metrics}",
         )
     summary = result.summary()
     sys.stdout.write(json.dumps(summary) + "\n" if arguments.json else format_summary(summary))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
+import sys
 import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
@@ -213,6 +214,7 @@ async def evaluate(
     output: Path | None = None,
     progress: bool = False,
     recorder: Recorder | None = None,
+    announce: str = "",
 ) -> Result:
     """Let ``policy`` play every task, several episodes at once; the caller starts and closes policy and placement.
 
@@ -229,6 +231,7 @@ async def evaluate(
         output: folder of the episodes; None for none.
         progress: show progress on standard error.
         recorder: is told every finished episode.
+        announce: a line for standard error once nothing stands in the way of the first episode.
 
     Raises:
         UserError: ``output`` holds another evaluation, or the policy turns out to be unusable.
@@ -247,6 +250,8 @@ async def evaluate(
             for index, task_id in enumerate(task_ids)
             if (task_id, attempt) not in done
         )
+        if announce:
+            sys.stderr.write(f"{announce}\n")
         line = ProgressLine(len(task_ids) * attempts, "episodes", done=len(done)) if progress else None
         num_failed = num_successes = 0
 

@@ -22,6 +22,7 @@ def run_evaluations(
     concurrency: int | None = None,
     deadlines: Deadlines = DEADLINES,
     recorder: Recorder | None = None,
+    announce: str = "",
 ) -> list[Result]:
     """Run evaluations one after the other, with progress on standard error; see `evaluate`.
 
@@ -33,6 +34,7 @@ def run_evaluations(
         concurrency: episodes at once; None for the policy's own choice.
         deadlines: of every wait.
         recorder: is told every finished episode.
+        announce: a line for standard error, written when the first episode begins.
 
     Raises:
         UserError: the policy or an output folder cannot be used.
@@ -44,7 +46,7 @@ def run_evaluations(
             most = max((len(e.task_ids) * e.attempts for e, _ in evaluations), default=1)
             policy.concurrency = num_slots = min(concurrency or policy.concurrency, max(1, most))
             await policy.start()
-            for evaluation, output in evaluations:
+            for number, (evaluation, output) in enumerate(evaluations):
                 kind = placement or evaluation.placement
                 where = make_placement(kind, evaluation.env, num_workers=num_slots, restart=restart)
                 try:
@@ -57,6 +59,7 @@ def run_evaluations(
                             output=output,
                             progress=True,
                             recorder=recorder,
+                            announce="" if number else announce,
                         )
                     )
                 finally:
