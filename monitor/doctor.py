@@ -85,7 +85,12 @@ def in_words(diagnosis: Mapping[str, Any]) -> str:
 
 
 def _verdict(status: Mapping[str, Any], found: list[Finding], worst: list[Finding]) -> str:
-    state = {"dead": "ended without a word", "failed": "has failed", "unknown": "cannot be told to run or not"}
+    state = {
+        "stopped": "was stopped",
+        "dead": "ended without a word",
+        "failed": "has failed",
+        "unknown": "cannot be told to run or not",
+    }
     of, made = status["num_updates"], status["policy_version"]
     run = f"The run {state.get(status['state'], 'is ' + status['state'])}, {made} of {of} updates made"
     if worst:
@@ -115,6 +120,15 @@ def _end(reader: RunReader, status: Mapping[str, Any]) -> Iterator[Finding]:
                 "dmesg | grep -i 'out of memory'  tells whether it was memory.",
                 "RUN/logs may hold the last words of engines and ranks.",
             ),
+        )
+    elif status["state"] == "stopped":
+        yield Finding(
+            "stopped",
+            "warning",
+            "The run was stopped",
+            f"somebody ended it after {status['policy_version']} of {status['num_updates']} updates",
+            "Ctrl-C or SIGTERM: it closed everything and left.",
+            (f"{resume}  goes on from the last checkpoint.",),
         )
     elif status["policy_version"] == 0 and status["state"] != "running":
         yield Finding("no_update", "warning", "No update was made", "there are no training statistics", "It is empty.")

@@ -24,7 +24,33 @@ _PANELS = (
     ("entropy (nats a token)", (("learner/entropy", "mean"),)),
     ("sampler against trainer: |log-probability gap|", (("learner/logprob_gap_mean", "mean"),)),
     ("gradient norm", (("learner/grad_norm", "before clipping"),)),
+    (
+        "critics: explained variance of the returns",
+        (
+            ("learner/critic_mean_explained_variance", "their mean"),
+            ("learner/critic_explained_variance_after", "after their update"),
+        ),
+    ),
+    (
+        "critics: share of tokens masked",
+        (
+            ("learner/critic_advantage_masked", "no advantage: they agree"),
+            ("learner/critic_entropy_masked", "no entropy bonus: they disagree"),
+        ),
+    ),
+    (
+        "critics: disagreement (standard deviation of their values)",
+        (("learner/critic_disagreement_mean", "mean"), ("learner/critic_disagreement_max", "max")),
+    ),
+    (
+        "attention rhythm: credit of tokens",
+        (("learner/rhythm_share_amplified", "share amplified"), ("learner/rhythm_gamma_mean", "mean factor")),
+    ),
+    ("attention rhythm: WAAD (tokens)", (("learner/rhythm_waad_mean", "mean"),)),
+    ("attention rhythm: FAI", (("learner/rhythm_fai_mean", "mean"),)),
 )
+_NUM_ALWAYS = 6
+"""Panels of every run; the others are shown where the run has their numbers."""
 
 
 def write_report(run: str | Path, *, command: str) -> Path:
@@ -62,8 +88,17 @@ def _plot_curves(path: Path, metrics: Rows, evaluations: Rows) -> None:
     from matplotlib import pyplot as plt
 
     elapsed = _column(metrics, "time/elapsed_s")
-    figure, axes = plt.subplots(3, 2, figsize=(12, 10), constrained_layout=True)
-    for axis, (title, lines) in zip(axes.flat, _PANELS, strict=True):
+    known = {name for row in metrics for name in row}
+    panels = [
+        (title, lines)
+        for index, (title, lines) in enumerate(_PANELS)
+        if index < _NUM_ALWAYS or any(name in known for name, _ in lines)
+    ]
+    num_rows = (len(panels) + 1) // 2
+    figure, axes = plt.subplots(num_rows, 2, figsize=(12, 10 * num_rows / 3), constrained_layout=True)
+    for axis in axes.flat[len(panels) :]:
+        axis.remove()
+    for axis, (title, lines) in zip(axes.flat, panels, strict=False):
         for name, label in lines:
             axis.plot(elapsed, _column(metrics, name), label=label, linewidth=1.2)
         axis.set_title(title)
@@ -78,7 +113,7 @@ def _plot_curves(path: Path, metrics: Rows, evaluations: Rows) -> None:
         axes.flat[0].errorbar(
             at_s, rate, yerr=[[rate - low], [high - rate]], fmt="o", capsize=4, label=f"{row['when']}, {row['name']}"
         )
-    for axis in axes.flat:
+    for axis in axes.flat[: len(panels)]:
         axis.legend(fontsize=8)
     figure.savefig(path, dpi=110)
     plt.close(figure)
@@ -193,6 +228,7 @@ def _page(run: Path, metrics: Rows, evaluations: Rows, shares: Mapping[str, floa
         + ".",
         "An episode that failed (an environment, engine or deadline gave up) has no reward: it is a failure, not a 0.",
         "",
+        *_extras(last),
         *shares_table(metrics),
         "![curves](curves.png)",
         "",
@@ -206,6 +242,34 @@ def _page(run: Path, metrics: Rows, evaluations: Rows, shares: Mapping[str, floa
         "",
     ]
     return "\n".join(lines)
+
+
+def _extras(last: Mapping[str, Any]) -> list[str]:
+    """Return a line each on critics and attention credit, of the last update, where the run had them."""
+    told = []
+    for what, parts in (
+        (
+            "Critics",
+            (
+                ("critic_mean_explained_variance", "explained variance {:.2f}"),
+                ("critic_disagreement_mean", "disagreement {:.3g}"),
+                ("critic_advantage_masked", "advantages masked {:.0%}"),
+                ("critic_entropy_masked", "entropy bonuses masked {:.0%}"),
+            ),
+        ),
+        (
+            "Attention rhythm",
+            (
+                ("rhythm_share_amplified", "tokens amplified {:.0%}"),
+                ("rhythm_gamma_mean", "mean factor {:.2f}"),
+                ("rhythm_share_of_step", "{:.0%} of the step's time"),
+            ),
+        ),
+    ):
+        found = [words.format(last[f"learner/{name}"]) for name, words in parts if f"learner/{name}" in last]
+        if found:
+            told += [f"{what}, at the last update: {', '.join(found)}.", ""]
+    return told
 
 
 def _gains(evaluations: Rows) -> dict[str, float]:

@@ -31,7 +31,14 @@ CURVES = (
 )
 ACCOUNT = ("started", "trained", "filtered", "stale", "failed", "cancelled", "in_flight")
 _BARS = "▁▂▃▄▅▆▇█"
-_STYLES = {"running": "green", "finished": "green", "paused": "yellow", "failed": "red", "dead": "red"}
+_STYLES = {
+    "running": "green",
+    "finished": "green",
+    "paused": "yellow",
+    "stopped": "yellow",
+    "failed": "red",
+    "dead": "red",
+}
 
 
 def show(reader: RunReader, *, once: bool, every_s: float = 1.0, file: TextIO | None = None) -> None:

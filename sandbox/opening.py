@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from rollcage.errors import require
@@ -17,6 +18,21 @@ DOCKER = "unix:///var/run/docker.sock"
 PROCESS = "process:"
 """The endpoint of the driver without containers: no isolation at all, for trusted code. ``process://PATH`` keeps its
 folders in PATH, else they are in the manager's folder."""
+
+_LISTENING: list[Recorder] = []
+
+
+@contextmanager
+def measured_by(recorder: Recorder) -> Iterator[None]:
+    """Have the managers that are opened in this process meanwhile tell ``recorder`` their metrics, from any thread.
+
+    For whoever cannot hand it to `open_manager`, since environments open managers out of sight.
+    """
+    _LISTENING.append(recorder)
+    try:
+        yield
+    finally:
+        _LISTENING.remove(recorder)
 
 
 async def open_default(folder: Path | str | None = None, endpoints: Sequence[str] = ()) -> Sandboxes:
@@ -64,13 +80,14 @@ async def open_manager(
     Args:
         folder: its state.
         endpoints: Docker daemons, as URL or NAME=URL; empty: the one that the ``docker`` command uses too.
-        recorder: is told the metrics.
+        recorder: is told the metrics; None: see `measured_by`.
 
     Raises:
         UserError: another manager has the folder, an endpoint is none, or the Docker client is not installed.
     """
     from rollcage.sandbox.manager.manager import Manager
 
+    recorder = recorder or (_LISTENING[-1] if _LISTENING else None)
     endpoints = (endpoints,) if isinstance(endpoints, str) else endpoints
     named = dict(parse_endpoint(text) for text in endpoints or (default_endpoint(),))
     folder = Path(folder)

@@ -52,6 +52,7 @@ def run_eval(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line on stdout")
     arguments = parser.parse_args(argv)
     from rollcage.monitor.live import measuring
+    from rollcage.sandbox.opening import measured_by
     from rollcage.trainer.evaluation.evaluate import plan
     from rollcage.trainer.evaluation.session import run_evaluations
 
@@ -65,7 +66,7 @@ def run_eval(argv: Sequence[str]) -> int:
         solver=arguments.policy,
     )
     policy = policy_from(arguments, evaluation.tools)
-    with measuring(arguments.metrics_port, arguments.output) as (recorder, metrics):
+    with measuring(arguments.metrics_port, arguments.output) as (recorder, metrics), measured_by(recorder):
         [result] = run_evaluations(
             policy,
             [(evaluation, arguments.output)],

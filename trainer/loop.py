@@ -21,6 +21,7 @@ from rollcage.trainer.rollout.config import RolloutConfig as RolloutConfig
 from rollcage.trainer.rollout.episode import Agent
 from rollcage.trainer.rollout.router import Router
 from rollcage.trainer.rollout.scheduler import Scheduler
+from rollcage.trainer.rollout.timed import TimedPlacement
 from rollcage.trainer.types import Group, Trajectory
 
 _GAUGE_INTERVAL_S = 0.5
@@ -120,7 +121,7 @@ async def train(
     scheduler = Scheduler(
         config,
         task_id=parts.task_id,
-        placement=parts.placement,
+        placement=TimedPlacement(parts.placement, parts.router.activity),
         new_agent=parts.new_agent,
         account=account,
         policy_version=progress.policy_version,
@@ -186,6 +187,9 @@ async def train(
                     recorder.event(
                         "logprob_gap", mean=statistics["logprob_gap_mean"], policy_version=progress.policy_version
                     )
+                for group in groups:
+                    for trajectory in group.trajectories:
+                        recorder.histogram("sample_staleness", progress.policy_version - 1 - trajectory.start_version)
                 scheduler.collector.shares.report(recorder)
                 recorder.metrics(metrics, policy_version=progress.policy_version)
                 await after_update(metrics)
@@ -194,6 +198,7 @@ async def train(
     except BaseExceptionGroup as group:
         raise unwrap(group) from group
     finally:
+        parts.router.activity.look(at_end=True)
         account.cancelled += num_training + scheduler.buffer.num_samples
     account.check(0)
 
@@ -234,3 +239,4 @@ async def _watch(scheduler: Scheduler, router: Router, recorder: Recorder) -> No
         recorder.gauge("running_episodes", scheduler.num_running, at_s=now())
         recorder.gauge("complete_groups", scheduler.buffer.num_complete, at_s=now())
         recorder.gauge("sampled_tokens", router.num_sampled_tokens, at_s=now())
+        router.activity.look()

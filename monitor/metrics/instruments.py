@@ -7,6 +7,9 @@ from rollcage.monitor.metrics.metric import Label, Metric
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 """Buckets of durations: from a probe's millisecond to an episode's half hour."""
 
+VERSIONS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 32)
+"""Buckets of ages in policy versions."""
+
 _ENGINE = {"engine": Label("number of the replica", most=256)}
 _HOST = {"host": Label("of the sandbox manager", most=64)}
 _OUTCOMES = ("trained", "filtered", "stale", "failed", "late")
@@ -34,6 +37,9 @@ EVENTS = (
     "engine_restarted",
     "engine_lost",
     "learner_restarted",
+    "actor_started",
+    "node_joined",
+    "node_lost",
     "training",
     "evaluating",
     "group_late",
@@ -77,6 +83,14 @@ FLEET = (
         "engine_live_requests",
         _ENGINE,
     ),
+    Metric("rollcage_cluster_nodes", "gauge", "Nodes of the Ray cluster.", "cluster_nodes"),
+    Metric(
+        "rollcage_cluster_actors",
+        "gauge",
+        "Engine replicas and learner ranks whose last place is the node.",
+        "cluster_actors",
+        {"node": Label("its address", most=256), "role": Label("of the actor", ("engine", "rank"))},
+    ),
     Metric("rollcage_running_episodes", "gauge", "Episodes that run.", "running_episodes"),
     Metric("rollcage_complete_groups", "gauge", "Groups in the buffer that can be trained on.", "complete_groups"),
     Metric(
@@ -85,6 +99,13 @@ FLEET = (
         "Time until all replicas had new weights.",
         "publish_seconds",
         buckets=SECONDS,
+    ),
+    Metric(
+        "rollcage_sample_staleness_versions",
+        "histogram",
+        "Versions between the start of a sample and its training.",
+        "sample_staleness",
+        buckets=VERSIONS,
     ),
     Metric(
         "rollcage_samples_by_duration_total",

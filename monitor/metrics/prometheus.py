@@ -85,7 +85,8 @@ class PrometheusRecorder:
     def span(self, track: str, name: str, start_s: float, end_s: float, **fields: Any) -> None:
         """See `Recorder`."""
         who = _NUMBERS.sub("", track) or OTHER
-        self._count("rollcage_busy_seconds_total", {"track": who, "name": name}, max(0.0, end_s - start_s))
+        busy_s = max(0.0, float(fields.get("busy_s", end_s - start_s)))
+        self._count("rollcage_busy_seconds_total", {"track": who, "name": name}, busy_s)
 
     def annotations(self, record: Mapping[str, Any]) -> None:
         """See `Recorder`: not counted."""

@@ -61,9 +61,7 @@ async function open() {
     if (signal.aborted) return;
     place(root, isSame);
     document.title = `${main.querySelector("h1")?.textContent ?? "Rollcage"} · Rollcage`;
-    const alertsSoon = throttled(() => showAlerts(alerts, run, signal).catch(() => {}), ALERTS_MS, signal);
-    alertsSoon();
-    keepUp(refresh, run, signal, alertsSoon);
+    keepUp(refresh, run, signal);
     document.documentElement.dataset.ready = location.hash;
   } catch (error) {
     if (signal.aborted) return;
@@ -89,7 +87,10 @@ function place(root, isSame) {
   window.scrollTo(0, isSame ? top : 0);
 }
 
-function keepUp(refresh, run, signal, alertsSoon) {
+function keepUp(refresh, run, signal) {
+  const watch = () => showAlerts(alerts, run, signal).catch(() => {});
+  const [alertsSoon, alertsNow] = [ALERTS_MS, REFRESH_MS].map((interval_ms) => throttled(watch, interval_ms, signal));
+  alertsSoon();
   const soon = throttled(async () => {
     try {
       await refresh?.();
@@ -103,9 +104,9 @@ function keepUp(refresh, run, signal, alertsSoon) {
       connection.className = `connection ${state}`;
       connection.textContent = { live: "live", lost: "not connected, trying again" }[state] ?? "";
     },
-    onMessage: () => {
+    onMessage: (name, { events }) => {
       soon();
-      alertsSoon();
+      (events?.some(({ event }) => event === "alert") ? alertsNow : alertsSoon)();
     },
   });
   const timer = setInterval(soon, refresh?.interval_ms ?? 10_000); // ages, and what no stream tells of

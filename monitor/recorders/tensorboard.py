@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from rollcage.errors import require
+from rollcage.recorder import NullRecorder
 
 
-class TensorBoardRecorder:
-    """Implements the Recorder protocol; writes TensorBoard's own event files, at the first update.
+class TensorBoardRecorder(NullRecorder):
+    """Tells the statistics alone; writes TensorBoard's own event files, at the first update.
 
     Args:
         folder: where.
@@ -34,27 +35,6 @@ class TensorBoardRecorder:
         scalars = [self._summary.Summary.Value(tag=name, simple_value=float(value)) for name, value in values.items()]
         summary = self._summary.Summary(value=scalars)
         self._writer.add_event(self._event.Event(step=policy_version, wall_time=time.time(), summary=summary))
-
-    def counter(self, name: str, value: float = 1.0, **labels: str) -> None:
-        """See `Recorder`: not told."""
-
-    def gauge(self, name: str, value: float, *, at_s: float | None = None, **labels: str) -> None:
-        """See `Recorder`: not told."""
-
-    def histogram(self, name: str, value: float, **labels: str) -> None:
-        """See `Recorder`: not told."""
-
-    def event(self, name: str, **fields: Any) -> None:
-        """See `Recorder`: not told."""
-
-    def span(self, track: str, name: str, start_s: float, end_s: float, **fields: Any) -> None:
-        """See `Recorder`: not told."""
-
-    def trajectory(self, record: Mapping[str, Any]) -> None:
-        """See `Recorder`: not told."""
-
-    def annotations(self, record: Mapping[str, Any]) -> None:
-        """See `Recorder`: not told."""
 
     def close(self) -> None:
         """Write what is held; idempotent."""

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from rollcage.errors import require
+from rollcage.recorder import NullRecorder
 
 
-class WandbRecorder:
-    """Implements the Recorder protocol through ``wandb.init``, ``log`` and ``finish``; begun at the first update.
+class WandbRecorder(NullRecorder):
+    """Tells the statistics alone, through ``wandb.init``, ``log`` and ``finish``; begun at the first update.
 
     A resumed run goes on under the same id, which is made of its folder's name. What must stay on this machine:
     ``WANDB_MODE=offline``.
@@ -41,27 +42,6 @@ class WandbRecorder:
                 config=dict(self._config),
             )
         self._run.log({**values, "policy_version": policy_version}, step=policy_version)
-
-    def counter(self, name: str, value: float = 1.0, **labels: str) -> None:
-        """See `Recorder`: not told."""
-
-    def gauge(self, name: str, value: float, *, at_s: float | None = None, **labels: str) -> None:
-        """See `Recorder`: not told."""
-
-    def histogram(self, name: str, value: float, **labels: str) -> None:
-        """See `Recorder`: not told."""
-
-    def event(self, name: str, **fields: Any) -> None:
-        """See `Recorder`: not told."""
-
-    def span(self, track: str, name: str, start_s: float, end_s: float, **fields: Any) -> None:
-        """See `Recorder`: not told."""
-
-    def trajectory(self, record: Mapping[str, Any]) -> None:
-        """See `Recorder`: not told."""
-
-    def annotations(self, record: Mapping[str, Any]) -> None:
-        """See `Recorder`: not told."""
 
     def close(self) -> None:
         """End W&B's run; idempotent."""

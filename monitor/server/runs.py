@@ -24,6 +24,9 @@ FRESH_S = 0.5
 """What one viewer was just told, another is told too: viewers cost little, and nobody sees more than twice a second."""
 MAX_READERS = 64
 """Runs that are kept open; the one that was looked at longest ago is closed."""
+PACE_S = 0.2
+"""So long a run is read on before a viewer is answered; what is left is read later, so that a long run which nobody has
+read before, or one that writes faster than it can be read, is shown as far as it is known."""
 MAX_ANSWERS = 256
 MAX_KEPT_BYTES = 2 * 1024 * 1024
 """Larger answers are made anew each time: what is kept is bounded."""
@@ -85,7 +88,7 @@ class Runs:
             reader = self._readers.get(run_id)
             if reader is None:
                 try:
-                    reader = RunReader(path)
+                    reader = RunReader(path, pace_s=PACE_S)
                 except UserError as error:
                     raise Refused(str(error), 422) from None
                 self._readers[run_id] = reader

@@ -20,6 +20,7 @@ import uvicorn
 
 from rollcage.errors import UserError
 from rollcage.monitor.server.app import Monitor
+from rollcage.monitor.server.patience import PatientProtocol
 from rollcage.monitor.server.runs import Runs
 from rollcage.monitor.server.sandbox_routes import FindSandboxes
 
@@ -82,6 +83,7 @@ async def serve(
         server = _Server(
             uvicorn.Config(
                 monitor.app,
+                http=PatientProtocol,
                 log_config=None,  # its warnings go where the program's own go
                 access_log=False,
                 lifespan="off",

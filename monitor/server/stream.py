@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import threading
+import weakref
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
@@ -20,6 +22,7 @@ from rollcage.monitor.server.runs import Runs, runs_of
 from rollcage.monitor.server.summary import summary
 from rollcage.monitor.store import RunReader
 from rollcage.monitor.store.secrets import masked
+from rollcage.monitor.store.segments import Place
 
 PERIOD_S = 0.5
 """Between two messages at least."""
@@ -69,35 +72,67 @@ async def _counted(changes: AsyncGenerator[bytes, None], state: Any) -> AsyncGen
 
 async def _of_run(runs: Runs, run_id: str) -> AsyncGenerator[bytes, None]:
     """Yield a message, or b"" and pings where nothing has changed."""
-    cursor: str | None = None
-    last: bytes | None = None
+    told = changes = b""
     quiet_s = 0.0
     while True:
         reader = await run_in_threadpool(runs.reader, run_id)
-        rows, cursor = await run_in_threadpool(_since, reader, cursor)
-        key = (run_id, "summary")
-        told = await run_in_threadpool(runs.shared, key, partial(summary, run_id, reader))
-        changed = {name: len(found) for name, found in rows.items() if found}
-        if changed or told != last:
-            last, quiet_s = told, 0.0
-            message = {
-                "run": run_id,
-                "status": json.loads(told),
-                "changed": changed,
-                "metrics": rows.get("metrics", [])[-MAX_ROWS:],
-                "events": masked(rows.get("events", [])[-MAX_ROWS:]),
-            }
-            yield b"event: change\ndata: " + dumped(message) + b"\n\n"
+        now = await run_in_threadpool(runs.shared, (run_id, "summary"), partial(summary, run_id, reader))
+        last, changes = (
+            changes,
+            await run_in_threadpool(runs.shared, (run_id, "changes"), _followed(reader).read, fresh_s=PERIOD_S / 2),
+        )
+        new = changes if last not in (b"", changes) else NOTHING
+        if new != NOTHING or now != told:
+            told, quiet_s = now, 0.0
+            head = b'{"run":' + dumped(run_id) + b',"status":' + told
+            yield b"event: change\ndata: " + head + b"," + new[1:] + b"\n\n"
         else:
             quiet_s += PERIOD_S
             yield b": ping\n\n" if quiet_s % PING_S < PERIOD_S else b""
 
 
-def _since(reader: RunReader, cursor: str | None) -> tuple[dict[str, list[dict[str, Any]]], str]:
-    rows, cursor = reader.follow(cursor, MAX_READ)
-    if any(len(found) == MAX_READ for found in rows.values()):
-        _, cursor = reader.follow(None)
-    return rows, cursor
+NOTHING = dumped({"changed": {}, "metrics": [], "events": []})
+
+
+class _Followed:
+    """What has changed in a run, read once for all who follow it."""
+
+    def __init__(self, reader: RunReader) -> None:
+        self._reader = weakref.ref(reader)
+        self._lock = threading.Lock()
+        self._cursor: str | None = None
+        self._ends: dict[str, Place] = {}
+        self._last = NOTHING
+
+    def read(self) -> bytes:
+        """Return what has changed since the last call; what the last call did, where nothing has.
+
+        ``changed`` has the number of rows of metrics and events, and 1 for other streams that have grown.
+        """
+        reader = self._reader()
+        if reader is None:
+            return self._last
+        with self._lock:
+            rows, self._cursor = reader.follow(self._cursor, MAX_READ, streams=TOLD)
+            if any(len(found) == MAX_READ for found in rows.values()):
+                _, self._cursor = reader.follow(None, streams=TOLD)
+            changed = {name: len(found) for name, found in rows.items() if found}
+            ends = reader.ends()
+            changed |= {name: 1 for name, end in ends.items() if name not in TOLD and self._ends.get(name, end) != end}
+            self._ends = ends
+            if changed:
+                metrics, events = (rows[name][-MAX_ROWS:] for name in TOLD)
+                self._last = dumped({"changed": changed, "metrics": metrics, "events": masked(events)})
+            return self._last
+
+
+TOLD = ("metrics", "events")
+"""Streams whose rows are told; pages fetch those of others."""
+_FOLLOWED: WeakKeyDictionary[RunReader, _Followed] = WeakKeyDictionary()
+
+
+def _followed(reader: RunReader) -> _Followed:
+    return _FOLLOWED.setdefault(reader, _Followed(reader))
 
 
 async def _of_list(runs: Runs) -> AsyncGenerator[bytes, None]:

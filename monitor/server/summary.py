@@ -73,6 +73,7 @@ def broken(run_id: str, path: Path, message: str) -> dict[str, Any]:
         **none,
         **known,
         "policy_version": 0,
+        "is_partial": False,
         "train_s": 0.0,
         "command": "",
         "group": run_id,

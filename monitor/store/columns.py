@@ -11,8 +11,17 @@ import numpy.typing as npt
 POINT = np.dtype([("at", "<f8"), ("value", "<f8")])
 """A point of a curve: policy version or moment, and value."""
 
-SPAN = np.dtype([("start_s", "<f8"), ("end_s", "<f8"), ("track", "<u4"), ("name", "<u4")])
-"""A span: ``track`` and ``name`` are numbers of texts."""
+SPAN = np.dtype(
+    [
+        ("start_s", "<f8"),
+        ("end_s", "<f8"),
+        ("busy_s", "<f8"),
+        ("num", "<u4"),
+        ("track", "<u4"),
+        ("name", "<u4"),
+    ]
+)
+"""A span, or ``num`` of them with ``busy_s`` seconds together; ``track`` and ``name`` are numbers of texts."""
 
 
 class Column:
@@ -33,6 +42,11 @@ class Column:
             file.seek(length * self._dtype.itemsize)
             file.write(data.tobytes())
         return length + len(records)
+
+    def write(self, records: npt.NDArray[Any]) -> int:
+        """Write all records anew; returns how many. Nobody may read the file yet."""
+        self._path.write_bytes(records.astype(self._dtype, copy=False).tobytes())
+        return len(records)
 
     def holds(self, length: int) -> bool:
         """Whether there are ``length`` records."""

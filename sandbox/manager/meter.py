@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 
 from rollcage.recorder import Recorder
@@ -25,11 +26,15 @@ class Meter:
             return
         if old is not None:
             self._num_in[old] -= 1
-            self._recorder.gauge("sandboxes", self._num_in[old], host=old[0], state=old[1])
+            self._show(*old)
         if new[1] is not State.DELETED:
             self._num_in[new] += 1
-            self._recorder.gauge("sandboxes", self._num_in[new], host=new[0], state=new[1])
+            self._show(*new)
         self._recorder.counter("sandbox_transitions", state=new[1])
+
+    def _show(self, host: str, state: State) -> None:
+        # The clock of event loops: a run's timeline is over it.
+        self._recorder.gauge("sandboxes", self._num_in[host, state], at_s=time.monotonic(), host=host, state=state)
 
     def created(self, phase: str, duration_s: float) -> None:
         """A creation spent so long in "queue", "create", "connect" or "ready"; "claim": all of it, from the pool."""

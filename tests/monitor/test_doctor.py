@@ -81,6 +81,8 @@ def test_a_run_that_was_killed_and_one_that_failed(tmp_path: Path) -> None:
     assert not told["healthy"]
     assert "made 10 of 30 updates" in finding(told, "dead")["what"]
     assert f"--resume {dead.folder}" in finding(told, "dead")["try"][0]
+    dead.rows.event("stopped")
+    assert "somebody ended it after 10 of 30" in finding(dead.diagnosis(), "stopped")["what"]
     failed = Patient(tmp_path / "failed")
     failed.trained(3)
     failed.rows.event("failed", error="no engine replica is left; api_key=hush", policy_version=3)

@@ -41,7 +41,15 @@ def test_the_report_shows_gain_overlap_account_and_the_same_task_before_and_afte
             run.gauge("sampled_tokens", 100.0 * (2 * version + step), at_s=start_s + step / 2)
             run.gauge("running_episodes", 8, at_s=start_s + step / 2)
         run.metrics(
-            {"rollout/reward": 0.1 * version, "time/elapsed_s": version, "account/failed": 2}, policy_version=version
+            {
+                "rollout/reward": 0.1 * version,
+                "time/elapsed_s": version,
+                "account/failed": 2,
+                "learner/critic_mean_explained_variance": 0.1 * version,
+                "learner/critic_advantage_masked": 0.2,
+                "learner/rhythm_gamma_mean": 1.25,
+            },
+            policy_version=version,
         )
     run.write("evaluations", evaluation("after", 0.55))
     run.close()
@@ -51,6 +59,8 @@ def test_the_report_shows_gain_overlap_account_and_the_same_task_before_and_afte
     assert "infra 2" in page
     assert "trained 70 % of the time, waited for samples 20 %" in page
     assert "In 100 % of the moments" in page
+    assert "Critics, at the last update: explained variance 0.50, advantages masked 20%." in page
+    assert "Attention rhythm, at the last update: mean factor 1.25." in page
     assert "rollcage train countdown-small --seed 3" in page
     for name in ("curves.png", "timeline.png"):
         assert (folder / name).read_bytes().startswith(b"\x89PNG")

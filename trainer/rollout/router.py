@@ -9,6 +9,7 @@ from typing import Literal, TypeVar
 
 from rollcage.recorder import NullRecorder, Recorder
 from rollcage.trainer.engines.base import Engine, EngineDied, Weights
+from rollcage.trainer.rollout.activity import Activity
 from rollcage.trainer.rollout.loads import Loads
 from rollcage.trainer.rollout.restarts import Restarts
 from rollcage.trainer.types import Generation, Request
@@ -33,7 +34,7 @@ class Router:
     Args:
         engines: the replicas.
         recorder: gets the counters ``sampled_tokens``, ``requests``, ``discarded_tokens``, ``restarted_requests`` and
-            ``engine_deaths`` and the gauge ``engine_live_requests`` (running and waiting, of each replica).
+            ``engine_deaths``, the gauge ``engine_live_requests`` (running and waiting, of each replica), and spans.
         replicate: whether siblings spread; False keeps all turns of a group on one replica.
         interrupt: what publishing does to requests in flight, those that wait in the engine included. "continue": they
             go on with the new weights; "abort": they are aborted and start again from their prompt; "wait": they come
@@ -59,6 +60,8 @@ class Router:
         self._live = dict(enumerate(self._engines))
         self._loads = Loads(self._live)
         self._recorder = recorder or NullRecorder()
+        self.activity = Activity(self._recorder)
+        """When which replica was generating; others may count theirs beside it."""
         self._replicate, self._interrupt = replicate, interrupt
         self._requests: dict[str, int] = {}
         self._to_restart: set[str] = set()
@@ -124,7 +127,8 @@ class Router:
         self._loads.change(index, 1)
         self._observe()
         try:
-            generation = await self._engines[index].generate(request)
+            with self.activity.during(f"engine {index}", "generate"):
+                generation = await self._engines[index].generate(request)
             self._restarts.served(index)
             return index, generation
         except EngineDied as error:

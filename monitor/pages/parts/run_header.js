@@ -6,7 +6,7 @@ import { fill, h } from "./dom.js";
 import { ago, duration, number, percent } from "./format.js";
 import { badge, meter } from "./table.js";
 
-export const STATES = { running: "good", finished: "plain", paused: "warning", failed: "critical", dead: "critical", unknown: "plain" };
+export const STATES = { running: "good", finished: "plain", paused: "warning", stopped: "warning", failed: "critical", dead: "critical", unknown: "plain" };
 
 /** Make it; `header.refresh()` asks for the run's state again. Beware: it throws where the run is not there. */
 export async function runHeader(title, run, signal, { chooser = true } = {}) {
@@ -25,7 +25,7 @@ export async function runHeader(title, run, signal, { chooser = true } = {}) {
 /** How a run stands, in one line. */
 export function stateLine(status) {
   return [
-    badge(status.state, STATES[status.state]), " ",
+    badge(status.state, STATES[status.state]), status.is_partial ? badge("still being read", "warning") : null, " ",
     status.num_updates ? [meter(status.progress, "progress"), ` ${number(status.policy_version)} of ${number(status.num_updates)} updates`] : `${number(status.policy_version)} updates`,
     status.progress === null ? null : ` (${percent(status.progress, 0)})`,
     status.eta_s === null ? null : `, about ${duration(status.eta_s)} left`,

@@ -7,9 +7,9 @@ import { clock, duration, number } from "./format.js";
 import { clockTicks, linear, nearest } from "./scale.js";
 
 const ROW = 24;
-const LEFT = 118;
+const LONGEST_LABEL = 150;
 const BOTTOM = 20;
-const COLOURS = { train: 0, wait: 7, publish: 1, generate: 2, decode: 2, prefill: 4, reset: 3, step: 2, load: 5, stopped: 6, idle: 7 };
+const COLOURS = { train: 0, wait: 7, publish: 1, generate: 2, decode: 2, prefill: 4, reset: 3, step: 2, acquire: 7, load: 5, paused: 6, stopped: 6, idle: 7 };
 
 /** Make the timeline; `figure.update(model)` shows another one. onMove(from_s, to_s) is told where the reader wants to look. */
 export function timelineChart(title, model, onMove) {
@@ -25,7 +25,7 @@ export function timelineChart(title, model, onMove) {
     return figure;
   };
   new ResizeObserver(draw).observe(figure);
-  canvas.addEventListener("pointermove", (event) => { readout.textContent = spoken(figure.model, canvas, event); });
+  canvas.addEventListener("pointermove", (event) => { readout.textContent = spoken(figure, canvas, event); });
   canvas.addEventListener("pointerleave", () => { readout.textContent = ""; });
   canvas.addEventListener("keydown", (event) => {
     const { first, last } = figure.model;
@@ -46,7 +46,7 @@ function drag(canvas, figure, onMove) {
   canvas.addEventListener("pointerup", (event) => {
     if (from === null || Math.abs(event.offsetX - from) < 8) return;
     const { first, last } = figure.model;
-    const time = linear([LEFT, canvas.clientWidth], [first, last]);
+    const time = linear([figure.left, canvas.clientWidth], [first, last]);
     onMove(...[time(from), time(event.offsetX)].sort((a, b) => a - b));
     from = null;
   });
@@ -67,22 +67,23 @@ function paint(figure, canvas, legend, title) {
   pen.scale(ratio, ratio);
   pen.font = "12px system-ui, sans-serif";
   pen.textBaseline = "middle";
-  const x = linear([first, last], [LEFT, width]);
+  const left = figure.left = Math.ceil(Math.min(LONGEST_LABEL, 0.4 * width, 10 + Math.max(0, ...tracks.map(({ name }) => pen.measureText(name).width))));
+  const x = linear([first, last], [left, width]);
   const names = new Map();
   tracks.forEach((track, row) => {
     const top = row * ROW;
     pen.fillStyle = style.getPropertyValue("--text");
-    pen.fillText(track.name, 0, top + ROW / 2, LEFT - 8);
+    pen.fillText(track.name, 0, top + ROW / 2, left - 8);
     pen.fillStyle = style.getPropertyValue("--soft");
-    pen.fillRect(LEFT, top + 3, width - LEFT, ROW - 6);
-    if (track.strip) paintStrip(pen, track.strip, x, top, colour(2));
+    pen.fillRect(left, top + 3, width - left, ROW - 6);
+    if (track.strip) paintStrip(pen, track.strip, x, left, top, colour(2));
     for (const span of track.spans ?? []) {
       const index = COLOURS[span.name] ?? 3 + ([...span.name].reduce((sum, letter) => sum + letter.charCodeAt(0), 0) % 4);
       names.set(span.name, index);
       pen.fillStyle = colour(index);
-      const from = Math.max(LEFT, x(span.start_s));
-      // Where several spans became one, its height is the share of the time in which they were busy.
-      const share = span.num > 1 ? Math.max(0.15, Math.min(1, span.busy_s / Math.max(1e-9, span.end_s - span.start_s))) : 1;
+      const from = Math.max(left, x(span.start_s));
+      // Where several pieces of work became one span, its height is the share of the time in which there was any.
+      const share = Math.max(0.15, Math.min(1, span.busy_s / Math.max(1e-9, span.end_s - span.start_s)));
       const tall = (ROW - 6) * share;
       pen.fillRect(from, top + ROW - 3 - tall, Math.max(0.7, Math.min(width, x(span.end_s)) - from), tall);
     }
@@ -91,30 +92,30 @@ function paint(figure, canvas, legend, title) {
   pen.textAlign = "center";
   const { zero } = figure.model;
   for (const at of clockTicks(first - zero, last - zero, Math.max(2, Math.floor(width / 130))))
-    pen.fillText(clock(at), Math.min(width - 16, Math.max(LEFT + 12, x(at + zero))), height - BOTTOM / 2);
+    pen.fillText(clock(at), Math.min(width - 16, Math.max(left + 12, x(at + zero))), height - BOTTOM / 2);
   pen.textAlign = "left";
   legend.replaceChildren(...[...names].map(([name, index]) => h("span", {}, h("i", { class: `c${index}` }), name)));
   canvas.setAttribute("aria-label", `${title}: ${tracks.map((track) => track.name).join(", ")}; ${duration(last - first)}. Arrow keys move, + and - zoom.`);
 }
 
-function paintStrip(pen, { at_s, value }, x, top, colour) {
+function paintStrip(pen, { at_s, value }, x, left, top, colour) {
   const greatest = Math.max(...value.filter((it) => it !== null), 1e-9);
   pen.fillStyle = colour;
   for (let index = 0; index < at_s.length - 1; index += 1) {
     const tall = ((ROW - 6) * (value[index] ?? 0)) / greatest;
-    const from = Math.max(LEFT, x(at_s[index]));
+    const from = Math.max(left, x(at_s[index]));
     const to = x(at_s[index + 1]);
-    if (to > LEFT) pen.fillRect(from, top + ROW - 3 - tall, Math.max(0.7, to - from), tall);
+    if (to > left) pen.fillRect(from, top + ROW - 3 - tall, Math.max(0.7, to - from), tall);
   }
 }
 
-function spoken({ first, last, tracks, zero }, canvas, event) {
+function spoken({ left, model: { first, last, tracks, zero } }, canvas, event) {
   const track = tracks[Math.floor(event.offsetY / ROW)];
-  const at = linear([LEFT, canvas.clientWidth], [first, last])(event.offsetX);
-  if (!track || event.offsetX < LEFT) return "";
+  const at = linear([left, canvas.clientWidth], [first, last])(event.offsetX);
+  if (!track || event.offsetX < left) return "";
   const when = clock(at - zero);
   if (track.strip) return `${when}: ${track.name} ${number(track.strip.value[nearest(track.strip.at_s, at)])}`;
   const span = track.spans.find((it) => it.start_s <= at && at <= it.end_s);
   if (!span) return `${when}: ${track.name}, nothing`;
-  return `${when}: ${track.name} ${span.name}, ${duration(span.busy_s)}${span.num > 1 ? ` in ${span.num} pieces` : ""}`;
+  return `${when}: ${track.name} ${span.name}, ${duration(span.busy_s)}${span.num === 1 ? "" : ` of ${duration(span.end_s - span.start_s)}, ${number(span.num)} ended`}`;
 }

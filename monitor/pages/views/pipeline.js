@@ -14,10 +14,10 @@ const COLUMNS = [
   ["failed", "gave no score"], ["cancelled", "others were faster, or the run stopped"], ["in_flight", "still under way"],
 ];
 const LAST_S = 120;
-const STRIPS = [[/^engine_live_requests\{engine=(.*)\}$/, (found) => `engine ${found[1]}`], [/^running_episodes$/, () => "environments"]];
+const STRIPS = [[/^engine_live_requests\{engine=(.*)\}$/, (found) => `engine ${found[1]} requests`], [/^running_episodes$/, () => "episodes"]];
+const ORDER = ["learner", "engine", "environments", "episodes"];
 
 export async function show({ root, params, run, signal }) {
-
   const window_s = [params.get("from"), params.get("to")].map((it) => (it === null ? null : Number(it)));
   const header = await runHeader("Pipeline", run, signal);
   // A run that goes on is followed; one that has ended is seen whole.
@@ -62,17 +62,19 @@ export async function show({ root, params, run, signal }) {
 function tracksOf(spans, points, first, last) {
   const tracks = new Map();
   for (const span of spans) {
-    if (!tracks.has(span.track)) tracks.set(span.track, { name: span.track, spans: [] });
-    tracks.get(span.track).spans.push(span);
+    const name = span.track === "environments" ? `environments ${span.name}` : span.track; // many at once: a row for each kind
+    if (!tracks.has(name)) tracks.set(name, { name, spans: [] });
+    tracks.get(name).spans.push(span);
   }
   for (const [key, { at_s: at, value }] of Object.entries(points))
     for (const [rule, name] of STRIPS) {
       const found = rule.exec(key);
-      if (!found || tracks.has(name(found))) continue;
+      if (!found) continue;
       const inside = at.map((_, index) => index).filter((index) => at[index] >= first - 5 && at[index] <= last + 5);
       tracks.set(name(found), { name: name(found), strip: { at_s: inside.map((index) => at[index]), value: inside.map((index) => value[index]) } });
     }
-  return [...tracks.values()].slice(0, 64);
+  const place = (track) => (ORDER.findIndex((it) => track.name.startsWith(it)) + ORDER.length + 1) % (ORDER.length + 1);
+  return [...tracks.values()].sort((a, b) => place(a) - place(b) || a.name.localeCompare(b.name, "en", { numeric: true })).slice(0, 64);
 }
 
 function sharesTable(shares, seconds) {
@@ -89,8 +91,14 @@ function sharesTable(shares, seconds) {
       }
       return [bar, h("span", { class: "quiet" }, words(parts))];
     } },
-    { title: "Waits", numeric: true, cell: ({ parts }) => percent(parts.find(([name]) => name === "wait" || name === "idle")?.[1]) },
+    { title: "Waits", numeric: true, cell: ({ track, parts }) => percent(waits(track, parts)) },
   ], rows, { caption: `Shares of ${duration(seconds)}`, empty: "No spans in this stretch of time. Look at all of it, or wait for the next update." });
+}
+
+/** The learner says when it waits; an engine does whenever it has no request. Environments wait for nobody's sake. */
+function waits(track, parts) {
+  if (track.startsWith("engine")) return Math.max(0, 1 - parts.reduce((sum, [, share]) => sum + share, 0));
+  return parts.find(([name]) => name === "wait")?.[1];
 }
 
 function drawGauges(box, charts, points, zero) {

@@ -8,29 +8,41 @@ import { fill, h } from "../parts/dom.js";
 import { runHeader } from "../parts/run_header.js";
 import { note } from "../parts/table.js";
 
-// [group, chart, which names]: a name goes to the first that takes it.
+const GROUPS = ["Reward", "Policy", "Off-policy", "Learner", "Critics", "Attention rhythm", "Episodes and batches", "Other"];
+// [group, chart, which names]: a name goes to the first that takes it, so what is special stands before what is general.
 const CHARTS = [
+  ["Critics", "Explained variance of the returns", /critic.*explained_variance/],
+  ["Critics", "Tokens masked (share)", /critic_(advantage|entropy)_masked/],
+  ["Critics", "Disagreement of the critics (standard deviation)", /critic_disagreement/],
+  ["Critics", "Loss of the critics", /critic.*loss/],
+  ["Critics", "Values and returns", /critic_(value|return)/],
+  ["Critics", "Gradient norm of the critics", /critic.*grad_norm/],
+  ["Critics", "Learning rate and time of the critics", /critic/],
+  ["Attention rhythm", "Tokens with amplified credit (share)", /rhythm_share_amplified/],
+  ["Attention rhythm", "Credit factor of a token (mean)", /rhythm_gamma/],
+  ["Attention rhythm", "How far local heads look back: WAAD (tokens)", /rhythm_waad/],
+  ["Attention rhythm", "What global heads come back to: FAI", /rhythm_fai/],
+  ["Attention rhythm", "Time of the attention pass (s, share of the step)", /rhythm/],
   ["Reward", "Reward", /^rollout\/reward/],
   ["Reward", "Success", /^rollout\/success/],
   ["Reward", "Mixed groups (share)", /mixed_groups/],
   ["Policy", "Entropy (nats a token)", /entropy(?!.*coef)/],
-  ["Policy", "KL", /(^|[/_])kl([_/]|$)/],
-  ["Policy", "Importance ratio", /importance_ratio|ratio_(mean|max|min|std)/],
+  ["Policy", "KL (nats a token)", /(^|[/_])kl([_/]|$)/],
+  ["Policy", "Importance ratio", /importance_ratio|sequence_ratio|\/weight$/],
   ["Policy", "Effective sample size (share)", /(^|\/)ess/],
   ["Policy", "Clipped and capped (share of tokens)", /clip|capped|masked_frac|dropped/],
   ["Off-policy", "Staleness (versions)", /staleness|drift/],
-  ["Off-policy", "Sampler against trainer: |log-probability gap|", /logprob_gap/],
-  ["Learner, critics, credit", "Gradient norm", /grad_norm/],
-  ["Learner, critics, credit", "Loss", /^(?!.*(critic|value)).*loss/],
-  ["Learner, critics, credit", "Learning rate", /\/lr/],
-  ["Learner, critics, credit", "Critics", /critic|value|explained|td_error|gae/],
-  ["Learner, critics, credit", "Credit", /credit|waad|fai|gamma|anchor|advantage/],
+  ["Off-policy", "Sampler against trainer: |log-probability gap| (nats)", /logprob_gap/],
+  ["Learner", "Gradient norm", /grad_norm/],
+  ["Learner", "Loss", /loss/],
+  ["Learner", "Learning rate", /\/lr/],
   ["Episodes and batches", "Sampled tokens an episode", /rollout\/sampled_tokens/],
   ["Episodes and batches", "Turns an episode", /rollout\/turns/],
   ["Episodes and batches", "Seconds an episode", /rollout\/episode_s/],
   ["Episodes and batches", "Cut by length (share)", /cut_by_length/],
   ["Episodes and batches", "Samples and tokens a batch", /num_samples|num_tokens/],
   ["Episodes and batches", "Rows left out", /num_rows/],
+  ["Episodes and batches", "Conversations that could not go on token by token", /rollout\/splits/],
   ["Episodes and batches", "Seconds an update", /^time\/(wait|train|publish)_s|learner\/seconds/],
 ];
 const NOT_HERE = /^(account|counter)\/|^time\/elapsed_s$|^time$/;
@@ -71,7 +83,7 @@ export async function show({ root, params, run, signal, reopen }) {
     return fill(spread, Object.entries(histograms).filter(([name]) => /staleness|drift|reward|length|token|logprob/.test(name)).map(([name, data]) => histogramChart(name.replaceAll("_", " "), data)));
   };
   if (!wanted.length) body.append(note("The run has not finished its first update; the curves begin with it. Meanwhile, Pipeline shows what it does."));
-  for (const group of new Set(charts.map(([name]) => name)))
+  for (const group of GROUPS.filter((it) => charts.some(([name]) => name === it)))
     body.append(h("section", { "aria-label": group }, h("h2", {}, group), h("div", { class: "charts" }, charts.filter(([name]) => name === group).map(([, , chart]) => chart)),
       group === "Off-policy" ? spread : null));
   await refresh();

@@ -1,7 +1,9 @@
 """A server over runs that are made for the tests, and a real Chromium that looks at its pages."""
 
 import shutil
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -15,16 +17,28 @@ EXPECTED = ("status of 40", "status of 50", "net::ERR_")
 """What Chromium writes of answers that say what is wrong, and of servers that have ended; the pages tell the reader."""
 
 
-# Not for the session: as long as playwright is open, its event loop runs in this thread, and no other test's can.
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """Chromium from the system; where there is none, the tests fail and say how to get it."""
-    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    assert found, "these tests look at the pages with Chromium: apt-get install chromium"
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=found, args=FLAGS)
-        yield chromium
-        chromium.close()
+_open: dict[str, Browser] = {}
+_to_close = ExitStack()
+
+
+@pytest.fixture
+def browser() -> Browser:
+    """Chromium from the system, one for all tests here; where there is none, they fail and say how to get it."""
+    if not _open:
+        found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+        assert found, "these tests look at the pages with Chromium: apt-get install chromium"
+        playwright = _to_close.enter_context(sync_playwright())
+        _open["browser"] = playwright.chromium.launch(executable_path=found, args=FLAGS)
+        _to_close.callback(_open["browser"].close)
+        _to_close.callback(_open.clear)
+    return _open["browser"]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Close it before the first test elsewhere: as long as playwright is open, its event loop runs in this thread."""
+    if nextitem is None or nextitem.path.parent != item.path.parent:
+        _to_close.close()
 
 
 @pytest.fixture(scope="session")
@@ -39,7 +53,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def site(runs: Path) -> Iterator[Site]:
     with Background(runs, Listen(), find_sandboxes=lambda: None) as server:
-        yield Site(server.address)
+        site = Site(server.address)
+        while any(run["is_partial"] or run.get("error") for run in site.get("/runs")["runs"]):
+            time.sleep(0.1)  # on a crowded machine
+        yield site
 
 
 @pytest.fixture

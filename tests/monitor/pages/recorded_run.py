@@ -79,9 +79,17 @@ def metrics_of(version: int, seed: int) -> dict[str, float]:
         "learner/ess": 0.98,
         "learner/logprob_gap_mean": 0.003,
         "learner/logprob_gap_max": 0.5 * draw.random(),
-        "learner/critic/value_loss": 0.3 - 0.2 * progress,
-        "learner/critic/explained_variance": 0.8 * progress,
-        "learner/credit/waad_coverage": 0.4,
+        "learner/critic_0_loss": 0.3 - 0.2 * progress,
+        "learner/critic_1_loss": 0.32 - 0.2 * progress,
+        "learner/critic_mean_explained_variance": 0.8 * progress,
+        "learner/critic_disagreement_mean": 0.1 + 0.05 * draw.random(),
+        "learner/critic_advantage_masked": 0.2,
+        "learner/critic_entropy_masked": 0.05,
+        "learner/rhythm_share_amplified": 0.4,
+        "learner/rhythm_gamma_mean": 1.2,
+        "learner/rhythm_waad_mean": 7.5 - progress,
+        "learner/rhythm_fai_mean": 0.02,
+        "learner/rhythm_share_of_step": 0.15,
         "learner/novelty": 0.1,
         "time/wait_s": 1.0,
         "time/train_s": 1.8,
@@ -182,6 +190,10 @@ def write_update(run: RunFolder, version: int, *, seed: int = 0) -> None:
     run.span("learner", "wait", at_s - 3, at_s - 2)
     run.span("learner", "train", at_s - 2, at_s - 0.2, policy_version=version)
     run.span("learner", "publish", at_s - 0.2, at_s, policy_version=version)
+    for engine in ENGINES:
+        run.span(f"engine {engine}", "generate", at_s - 3, at_s - 1, num=8, busy_s=1.5)
+    run.span("environments", "reset", at_s - 3, at_s - 2.5, num=16, busy_s=0.25)
+    run.span("environments", "step", at_s - 2, at_s - 0.5, num=32, busy_s=0.75)
     for index in range(6):
         now_s = at_s - 3 + index / 2
         run.gauge("running_episodes", 8 + index % 4, at_s=now_s)

@@ -74,17 +74,19 @@ def test_pipeline_shows_spans_gauges_and_the_account(page: Page, site: Site, run
     timeline = page.evaluate("document.querySelector('.timeline').model")
     reader = RunReader(runs / RUN)
     try:
-        _, spans = reader.spans()
+        spans = [span for span in reader.spans()[1] if span["track"] == "learner"]
         gauges = reader.gauges()
     finally:
         reader.close()
     tracks = {track["name"]: track for track in timeline["tracks"]}
-    assert list(tracks) == ["learner", "engine 0", "engine 1", "environments"]
+    engines = [f"engine {number}{strip}" for number in "01" for strip in ("", " requests")]
+    assert list(tracks) == ["learner", *engines, "environments reset", "environments step", "episodes"]
     found = [(span["name"], span["start_s"], span["end_s"]) for span in tracks["learner"]["spans"]]
     assert found == [(span["name"], span["start_s"], span["end_s"]) for span in spans]
     assert len(found) == 120
     at_s, values = gauges["engine_live_requests{engine=1}"]
-    assert tracks["engine 1"]["strip"] == {"at_s": at_s.tolist(), "value": values.tolist()}
+    assert [(span["busy_s"], span["num"]) for span in tracks["engine 1"]["spans"]] == [(1.5, 8)] * 40
+    assert tracks["engine 1 requests"]["strip"] == {"at_s": at_s.tolist(), "value": values.tolist()}
     assert lines(page, "engine live requests")["engine=1"]["y"] == values.tolist()
     assert lines(page, "complete groups")["complete groups"]["y"] == gauges["complete_groups"][1].tolist()
     last = metrics_of(40, 0)
@@ -93,6 +95,7 @@ def test_pipeline_shows_spans_gauges_and_the_account(page: Page, site: Site, run
         assert account[column]["y"][-1] == last[f"account/{column}"]
     expect(page.locator(".account")).to_contain_text("the account closes")
     expect(page.locator(".shares")).to_contain_text("train 60 %, wait 33 %, publish 7 %")
+    expect(page.locator(".shares tr", has_text="engine 0")).to_contain_text("generate 50 %50.0 %")  # and waits as long
 
 
 def test_a_stretch_of_the_timeline_is_in_the_address(page: Page, site: Site) -> None:

@@ -127,9 +127,9 @@ def test_an_episode_is_found_shown_whole_and_can_be_played_again(browser: Browse
 
 def test_pipeline_events_evaluations_and_the_rest(browser: Browser) -> None:
     timeline = browser.run(RUN, "timeline")
-    assert timeline["total"] == 3 * NUM_UPDATES
+    assert timeline["total"] == 7 * NUM_UPDATES
     assert sum(timeline["shares"]["learner"].values()) == pytest.approx(1.0, abs=0.1)
-    assert len(browser.run(RUN, "timeline?start_s=1003&end_s=1004&max_spans=5")["spans"]) <= 5
+    assert len(browser.run(RUN, "timeline?start_s=1003&end_s=1020&max_spans=7")["spans"]) == 7
     gauges = browser.run(RUN, "gauges?names=engine_live_requests")["gauges"]
     assert set(gauges) == {"engine_live_requests{engine=0}", "engine_live_requests{engine=1}"}
     assert browser.run(RUN, "histograms")["histograms"]["publish_seconds"]["count"] == NUM_UPDATES

@@ -1,6 +1,8 @@
 """The server against those who mean it ill: other hosts, pages of elsewhere, paths, secrets, too much of anything."""
 
 import json
+import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from tests.monitor.server.browser import Browser, serving
 
 from rollcage.errors import UserError
 from rollcage.monitor.cli import read_token, run_monitor
+from rollcage.monitor.server import patience
 from rollcage.monitor.server.serving import Background, Listen
 
 HOSTILE_NAMES = ("<img src=x onerror=alert(1)>", "a b%2e%2e", "..hidden", "quote\"'&", "ünï", "-rf", "?x#y")
@@ -110,6 +113,29 @@ def test_too_much_of_anything_is_refused(browser: Browser) -> None:
     assert browser.ask("GET", "/api/compare?" + "&".join(f"runs={n}" for n in range(99)) + "&names=a").status == 400
     assert browser.ask("GET", "/api/runs/good/timeline?start_s=nan").status == 400
     assert browser.get("/api/runs")["runs"]  # and it goes on
+
+
+def test_who_does_not_say_what_is_wanted_is_let_go(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "HEAD_S", 0.3)
+    whole = b"GET /api HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+    def answered(connection: socket.socket) -> bool:
+        connection.sendall(whole)
+        said = b""
+        while not said.endswith(b"}"):
+            said += connection.recv(65536)
+        return said.startswith(b"HTTP/1.1 200")
+
+    for num_before, begun in ((0, b""), (0, whole[:20]), (1, whole[:20])):  # nothing, half, and half after a whole one
+        with socket.create_connection(("127.0.0.1", browser.port), timeout=10) as connection:
+            assert all(answered(connection) for _ in range(num_before))
+            for letter in begun:  # byte after byte does not help
+                connection.sendall(bytes([letter]))
+            assert connection.recv(65536) == b""
+    with socket.create_connection(("127.0.0.1", browser.port), timeout=10) as connection:
+        assert answered(connection)
+        time.sleep(0.4)  # a connection may rest between two requests
+        assert answered(connection)
 
 
 def test_no_secret_of_a_configuration_is_shown(browser: Browser) -> None:

@@ -20,8 +20,8 @@ from rollcage.errors import UserError
 from rollcage.monitor.run_folder import RunFolder, read_metrics, read_rows
 from rollcage.monitor.store import RunReader, find_runs
 from rollcage.monitor.store.columns import Column
+from rollcage.monitor.store.episodes import SORTS
 from rollcage.monitor.store.limits import StoreConfig
-from rollcage.monitor.store.reader import SORTS
 from rollcage.monitor.store.vocabulary import write_vocabulary
 
 SMALL = StoreConfig(segment_mib=0.01)

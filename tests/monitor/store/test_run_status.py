@@ -60,6 +60,8 @@ def test_how_it_ended(run: RunFolder) -> None:
     with held(run):
         pass
     assert state(run) == "dead"
+    run.event("stopped", error="", policy_version=2)
+    assert state(run) == "stopped"
     run.event("failed", error="no engine is left", policy_version=2)
     with RunReader(run.path) as reader:
         assert (reader.status()["state"], reader.status()["error"]) == ("failed", "no engine is left")

@@ -1,0 +1,90 @@
+"""Who is busy when, told in bounded pieces: one span a second and kind of work at most, however much of it there is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rollcage.recorder import Recorder
+
+PIECE_S = 1.0
+"""A piece of work is told once it is so old, or at the next look after it."""
+
+
+class Activity:
+    """Counts what is under way, by track and name, and tells a recorder when there was any.
+
+    A span ``(track, name)`` has the fields ``busy_s`` (seconds in which at least one was under way) and ``num`` (how
+    many ended in it). What begins and ends costs a few dictionary operations.
+
+    Args:
+        recorder: hears of the spans.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._pieces: dict[tuple[str, str], _Piece] = {}
+
+    @contextmanager
+    def during(self, track: str, name: str) -> Iterator[None]:
+        """Count one more while the block runs."""
+        now = asyncio.get_running_loop().time
+        piece = self._pieces.get((track, name))
+        if piece is None:
+            piece = self._pieces[track, name] = _Piece(track, name)
+        if piece.is_old(now()):
+            piece.tell(self._recorder, now())
+        piece.begin(now())
+        try:
+            yield
+        finally:
+            piece.end(now())
+            if piece.is_old(now()):
+                piece.tell(self._recorder, now())
+
+    def look(self, *, at_end: bool = False) -> None:
+        """Tell what is old enough, so that work which takes long shows before its end; ``at_end``: everything."""
+        now_s = asyncio.get_running_loop().time()
+        for piece in self._pieces.values():
+            if at_end or piece.is_old(now_s):
+                piece.tell(self._recorder, now_s)
+
+
+class _Piece:
+    """What was done of one kind since the last span."""
+
+    def __init__(self, track: str, name: str) -> None:
+        self.track, self.name = track, name
+        self._num_under_way = self._num_ended = 0
+        self._start_s: float | None = None
+        self._since_s = self._last_s = self._busy_s = 0.0
+
+    def begin(self, now_s: float) -> None:
+        if self._num_under_way == 0:
+            self._since_s = now_s
+            if self._start_s is None:
+                self._start_s = now_s
+        self._num_under_way += 1
+
+    def end(self, now_s: float) -> None:
+        self._num_under_way -= 1
+        self._num_ended += 1
+        if self._num_under_way == 0:
+            self._busy_s += now_s - self._since_s
+            self._last_s = now_s
+
+    def is_old(self, now_s: float) -> bool:
+        return self._start_s is not None and now_s - self._start_s >= PIECE_S
+
+    def tell(self, recorder: Recorder, now_s: float) -> None:
+        if self._start_s is None:
+            return
+        if self._num_under_way:
+            self._busy_s += now_s - self._since_s
+            self._since_s = self._last_s = now_s
+        start_s, end_s = self._start_s, self._last_s
+        num, busy_s = self._num_ended, self._busy_s
+        self._start_s = now_s if self._num_under_way else None
+        self._num_ended, self._busy_s = 0, 0.0
+        recorder.span(self.track, self.name, start_s, end_s, num=num, busy_s=round(busy_s, 6))
