@@ -20,6 +20,11 @@ BENCHMARKS: dict[str, tuple[str, str, str]] = {
     "swe": ("rollcage.benchmarks.envs.swe", "main", "SWEMini's episodes beyond their tests' own time"),
     "learning": ("rollcage.benchmarks.learning.gain", "main", "a preset trained for several seeds: gain and spread"),
     "study": ("rollcage.benchmarks.learning.paired", "main", "runs of the same seeds that differ in one thing"),
+    "rhythm-overhead": (
+        "rollcage.benchmarks.learning.rhythm_overhead",
+        "main",
+        "what attention rhythm credit adds to an update, by length",
+    ),
     "sandbox": ("rollcage.benchmarks.sandbox.speed", "main", "sandbox speed, side by side with public packages"),
     "endurance": (
         "rollcage.benchmarks.sandbox.endurance",
@@ -32,6 +37,11 @@ BENCHMARKS: dict[str, tuple[str, str, str]] = {
         "training under attack for hours, and the account of its promises",
     ),
     "throughput": ("rollcage.benchmarks.throughput.cli", "main", "asynchronous against synchronous, in virtual time"),
+    "calibration": (
+        "rollcage.benchmarks.throughput.calibration",
+        "main",
+        "the simulation fitted to recorded runs, beside other runs than those",
+    ),
     "asynchrony": (
         "rollcage.benchmarks.throughput.wall",
         "main",
@@ -51,6 +61,7 @@ BENCHMARKS: dict[str, tuple[str, str, str]] = {
 _NEEDS = {
     "engines": ("torch", "train"),
     "trl": ("torch", "train"),
+    "rhythm-overhead": ("torch", "train"),
     "soak": ("torch", "train"),
     "asynchrony": ("torch", "train"),
     "sandbox": ("aiodocker", "sandbox"),
@@ -63,7 +74,7 @@ _NEEDS = {
 
 def run_bench(argv: Sequence[str]) -> int:
     """``rollcage bench``: run one benchmark; imports only that one."""
-    listed = "\n".join(f"  {name:10}{text}" for name, (_, _, text) in BENCHMARKS.items())
+    listed = "\n".join(f"  {name:17}{text}" for name, (_, _, text) in BENCHMARKS.items())
     if not argv or argv[0] in ("-h", "--help"):
         sys.stdout.write(
             f"usage: rollcage bench BENCHMARK [arguments]\n\n{listed}\n\nexamples:\n"

@@ -20,6 +20,7 @@ from rollcage.trainer.learner.critics import CriticEnsemble
 from rollcage.trainer.learner.deepspeed_engine import join_ranks, make_engine, named_weights, whole
 from rollcage.trainer.learner.dropout import without_dropout
 from rollcage.trainer.learner.lora import ADAPTER, add_adapters, find_adapters, matrices
+from rollcage.trainer.learner.rhythm.attention_model import AttentionModel
 from rollcage.trainer.learner.shared_weights import Layout, make_layout, map_weights
 from rollcage.trainer.learner.statistics import Totals
 from rollcage.trainer.learner.token_logprobs import TokenLogprobs
@@ -80,6 +81,7 @@ class DeepSpeedRank:
         compute_dtype = getattr(torch, resolve_dtype(config.compute_dtype, device))
         policy.set_attn_implementation(_attention(config, device))
         module = TokenLogprobs(policy, config.temperature, compute_dtype)
+        attention_model = AttentionModel(module, config) if config.rhythm.device else None
         self._engine = make_engine(module, config)
         reference = _load_reference(config, compute_dtype, self._engine.device) if config.needs_reference else None
         self._critics = []
@@ -89,7 +91,7 @@ class DeepSpeedRank:
                 config, checkpoint=checkpoint, num_tokens=num_tokens, attention=attention, compute_dtype=compute_dtype
             )
         ensemble = CriticEnsemble(self._critics, config, self._rank) if self._critics else None
-        self._update = PolicyUpdate(self._engine, config, self._rank, reference, ensemble)
+        self._update = PolicyUpdate(self._engine, config, self._rank, reference, ensemble, attention_model)
         if checkpoint is not None:
             self.load(checkpoint)
         return layout

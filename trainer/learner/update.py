@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,8 @@ from rollcage.trainer.learner.losses import (
 )
 from rollcage.trainer.learner.micro_batches import Rows, plan_micro_batches, split_episodes
 from rollcage.trainer.learner.regularizers import KL_PENALTIES, entropy_bonus
-from rollcage.trainer.learner.rhythm.batch_credit import RhythmCredit
+from rollcage.trainer.learner.rhythm.attention_model import AttentionModel
+from rollcage.trainer.learner.rhythm.batch_credit import BatchCredit, RhythmCredit
 from rollcage.trainer.learner.row_tensors import cut, evaluate_rows, gather, lengths, place
 from rollcage.trainer.learner.statistics import Totals
 
@@ -70,6 +72,7 @@ class PolicyUpdate:
         rank: this rank's number.
         reference: the reference model, on the engine's device; there where ``config.needs_reference``, else None.
         critics: there where ``config.needs_critics``, else None.
+        attention_model: there where ``config.rhythm.device`` is not empty, else None.
 
     Raises:
         ValueError: ``reference`` or ``critics`` is not as the configuration asks.
@@ -82,11 +85,13 @@ class PolicyUpdate:
         rank: int,
         reference: TokenModel | None = None,
         critics: CriticEnsemble | None = None,
+        attention_model: AttentionModel | None = None,
     ) -> None:
         self._engine, self._config, self._rank = engine, config, rank
         self._reference, self._critics = reference, critics
         self._loss = LOSSES[config.loss]
-        self.rhythm = None if config.rhythm.credit == "none" else RhythmCredit(engine, config, rank)
+        credit = config.rhythm.credit
+        self.rhythm = None if credit == "none" else RhythmCredit(engine, config, rank, attention_model)
         self.annotations: list[SampleAnnotations] = []
         """Of the last update."""
         if config.needs_reference != (reference is not None):
@@ -106,12 +111,13 @@ class PolicyUpdate:
             FloatingPointError: the gradient is not finite; the weights are of no use any more.
         """
         start_s, config = time.perf_counter(), self._config
+        warms_up = config.needs_critics and policy_version < config.critic.warmup_updates
+        if self.rhythm is not None and not warms_up:
+            self.rhythm.begin(batch)
         ref_logprobs = None if self._reference is None else self._logprobs(self._reference, batch)
         old_logprobs = self.logprobs(batch) if config.kl_in_reward else None
         judgement = None if self._critics is None else self._critics.judge(batch, policy_version)
         advantages = self._advantages(batch, old_logprobs, ref_logprobs, judgement)
-        credited = None if self.rhythm is None else self.rhythm.apply(batch, advantages, policy_version)
-        advantages = advantages if credited is None else credited.advantages
         pulls = batch.loss_mask  # tokens that have a gradient; rows without any stay out of the model
         if config.entropy_coef == 0 and config.kl_coef == 0 and config.loss not in PULL_WITHOUT_ADVANTAGE:
             pulls = pulls & (advantages != 0)
@@ -119,13 +125,19 @@ class PolicyUpdate:
         draw = config.seed, policy_version
         self._annotating = Annotating(batch, pulling, config.annotated_samples, draw)
         split = _split_rows(batch) if config.loss in SEQUENCE_LEVEL else np.zeros(len(batch), np.bool_)
-        warms_up = judgement is not None and policy_version < config.critic.warmup_updates
         mini_batches = [] if warms_up else list(self._mini_batches(batch, policy_version))
         num_steps = max(1, len(mini_batches))
+        rhythm = None if self.rhythm is None or warms_up else self.rhythm.start(batch, advantages, policy_version)
         if num_steps == 1:
             old_logprobs = None  # the current ones; taken where they are, the ratio is exactly 1
+        elif rhythm is not None and not rhythm.is_complete:  # credit is that of the policy before the first step
+            old_logprobs = self._logprobs(self._engine, batch, pulling | split, rhythm)
+            rhythm.is_complete = True
         elif old_logprobs is None:
             old_logprobs = self.logprobs(batch, pulling | split)
+        credited = rhythm.finish() if rhythm is not None and rhythm.is_complete else None
+        advantages = advantages if credited is None else credited.advantages
+        reading = rhythm if credited is None else None  # in the only step
         totals, loss, grad_norm, lr = Totals(), 0.0, 0.0, self._engine.get_lr()[0]
         for rows in mini_batches:
             in_mini_batch = np.zeros((len(batch), 1), np.bool_)
@@ -146,8 +158,11 @@ class PolicyUpdate:
             )
             plan = self._plan(batch, rows[pulling[rows]])
             for micro_rows in plan:
-                loss += self._backward(batch, micro_rows, target, totals, is_last=micro_rows is plan[-1])
+                loss += self._backward(batch, micro_rows, target, totals, reading, is_last=micro_rows is plan[-1])
             grad_norm += optimizer_step(self._engine, config) / num_steps
+        if reading is not None:
+            credited = reading.finish()
+            advantages = credited.advantages
         self.annotations = self._annotating.finish(
             {"advantages": advantages, **({} if credited is None else credited.quantities)}
         )
@@ -170,14 +185,20 @@ class PolicyUpdate:
         return self._logprobs(self._engine, batch, wanted)
 
     def _logprobs(
-        self, model: TokenModel, batch: Batch, wanted: npt.NDArray[np.bool_] | None = None
+        self,
+        model: TokenModel,
+        batch: Batch,
+        wanted: npt.NDArray[np.bool_] | None = None,
+        rhythm: BatchCredit | None = None,
     ) -> npt.NDArray[np.float32]:
-        rows = np.flatnonzero(batch.loss_mask.any(1) if wanted is None else wanted)
+        """Let ``model`` say it; ``rhythm`` reads the rows' credit from the same pass, which must be the policy's."""
+        plan = self._plan(batch, np.flatnonzero(batch.loss_mask.any(1) if wanted is None else wanted))
+        passes, device = iter(plan), self._engine.device
 
         def logprobs(token_ids: Tensor, loss_mask: Tensor) -> Tensor:
-            return model(token_ids, loss_mask)[0]
+            rows = next(passes)
+            return (model(token_ids, loss_mask) if rhythm is None else rhythm.run(rows, token_ids, loss_mask))[0]
 
-        plan, device = self._plan(batch, rows), self._engine.device
         return evaluate_rows(logprobs, batch.token_ids, batch.loss_mask, plan, device)
 
     def _advantages(
@@ -233,23 +254,26 @@ class PolicyUpdate:
         config, long = self._config, lengths(batch.loss_mask)
         return plan_micro_batches(rows, long, config.num_ranks, config.micro_batch_tokens)[self._rank]
 
-    def _backward(self, batch: Batch, rows: Rows, target: Target, totals: Totals, *, is_last: bool) -> float:
-        """Add one micro-batch's gradient; returns its share of the loss."""
+    def _backward(
+        self, batch: Batch, rows: Rows, target: Target, totals: Totals, rhythm: BatchCredit | None, *, is_last: bool
+    ) -> float:
+        """Add one micro-batch's gradient, with the credit that ``rhythm`` reads; returns its share of the loss."""
         config = self._config
         with_entropy = config.entropy_coef != 0
         token_ids, mask = gather(batch.token_ids, batch.loss_mask, rows, self._engine.device)
-        flat_logprobs, flat_entropy = self._engine(token_ids, mask, with_entropy)
+        run = self._engine if rhythm is None else partial(rhythm.run, rows)
+        flat_logprobs, flat_entropy = run(token_ids, mask, with_entropy)
         logprobs, entropy = place(flat_logprobs, mask), place(flat_entropy, mask)
 
         def here(whole: Tensor) -> Tensor:
             return cut(whole, rows, mask)
 
-        weights, others = here(target.weights), target.other_rows
+        weights, others, advantages = here(target.weights), target.other_rows, here(target.advantages)
         inputs = LossInputs(
             logprobs=logprobs,
             old_logprobs=logprobs.detach() if target.old_logprobs is None else here(target.old_logprobs),
             rollout_logprobs=here(torch.from_numpy(batch.rollout_logprobs)),
-            advantages=here(target.advantages),
+            advantages=advantages if rhythm is None else rhythm.amplify(advantages, rows, mask),
             loss_mask=mask,
             outcomes=here(target.outcomes),
             other_rows=others

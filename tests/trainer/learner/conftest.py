@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +80,17 @@ def make_random_batch(
     batch.anchors = np.where(batch.turns == 1, 1 + np.arange(size)[:, None] % 2, batch.turns).astype(np.int32)
     batch.greedy_returns[:] = 0.25
     return batch
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """A model this small gains nothing from threads where tests run beside one another."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

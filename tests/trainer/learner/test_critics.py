@@ -7,7 +7,7 @@ import pickle
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,15 +33,6 @@ from rollcage.trainer.learner.token_values import TokenValues
 from rollcage.trainer.models import load_model
 
 PROBE = Path(__file__).with_name("critic_probe.py")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """A model this small gains nothing from threads where tests run beside one another."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

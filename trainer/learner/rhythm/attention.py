@@ -1,9 +1,7 @@
-"""The attention model: one pass of a language model that leaves curves per head instead of attention maps."""
+"""Curves instead of attention maps: of every head, by a pass for them; of two sets of heads, by passes made anyway."""
 
 from __future__ import annotations
 
-import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,10 +13,7 @@ from torch import Tensor
 from rollcage.errors import UserError
 from rollcage.trainer.learner.rhythm.heads import sample_layers
 from rollcage.trainer.learner.rhythm.maps import MapSums, fai_window
-
-NAME = "rollcage_attention_maps"
-QUERY_BLOCK = 128
-"""So many rows of a layer's map exist at a time, unless somebody wants to see it whole."""
+from rollcage.trainer.learner.rhythm.spy import SeenAll, Spy, watched
 
 OnMap = Callable[[int, Tensor], None]
 """Gets a layer's number and its map, [B, H, T, T], which is gone when the call returns unless it is kept."""
@@ -59,9 +54,9 @@ def attention_curves(
 ) -> Curves:
     """Run ``model`` over prompt and response once and return the curves of every head.
 
-    Works with every transformers decoder that takes its attention from transformers' AttentionInterface. The layers
-    looked at use the model's own eager attention, block of queries by block; the others the one that is set. Layers
-    after the last one looked at do not run, and neither does the output embedding.
+    Works with every transformers decoder that takes its attention from transformers' AttentionInterface. Maps come
+    from the model's own eager attention, block of queries by block, whatever attention is set. Layers after the last
+    one looked at do not run, and neither does the output embedding.
 
     Args:
         model: a transformers causal language model; its weights and its mode are left as they are.
@@ -90,12 +85,15 @@ def attention_curves(
     def see(layer: int, first: int, block: Tensor) -> None:
         if layer not in sums:
             sums[layer] = MapSums.zeros(block.shape[1], response_mask)
-        sums[layer].add(block, first, response_mask, window=window, h_lo=h_lo, h_hi=h_hi)
+        sums[layer].look_back(block, first, response_mask, window)
+        sums[layer].look_ahead(block, first, response_mask, h_lo, h_hi)
         if on_map is not None:
             on_map(layer, block)
 
-    spy = _Spy(frozenset(chosen), see, None if on_map else QUERY_BLOCK, stop=forward is None)
-    with torch.no_grad(), _watched(model, spy):
+    spy = Spy(dict.fromkeys(chosen), see, stop=forward is None)
+    if on_map is not None:
+        spy.block = None
+    with torch.no_grad(), watched(model, spy, keep_masks=False):
         try:
             if forward is not None:
                 forward()
@@ -106,7 +104,7 @@ def attention_curves(
                     position_ids=position_ids,
                     use_cache=False,
                 )
-        except _SeenAll:
+        except SeenAll:
             pass
     unseen = [layer for layer in chosen if layer not in sums]
     if unseen:
@@ -125,6 +123,79 @@ def attention_curves(
     )
 
 
+@dataclass(slots=True)
+class MeanCurves:
+    """What `mean_curves` leaves.
+
+    Attributes:
+        waad: float32 [B, T], of the local heads' mean map, on response tokens; None where it was not asked for.
+        fai: float32 [B, T], of the global heads' mean map; likewise.
+        seconds: what was spent on it beside the pass.
+    """
+
+    waad: Tensor | None = None
+    fai: Tensor | None = None
+    seconds: float = 0.0
+
+
+@contextmanager
+def mean_curves(
+    model: Any,
+    response_mask: Tensor,
+    layers: Sequence[int],
+    local: Tensor | None,
+    global_: Tensor | None,
+    *,
+    window: int = 10,
+    h_lo: int = 10,
+    h_hi: int = 100,
+) -> Iterator[MeanCurves]:
+    """Read WAAD of the local and FAI of the global heads from the one pass that ``model`` makes meanwhile.
+
+    The pass may be one for training: its results and gradients are what they are without this. Only the given heads'
+    maps come to be, and only their rows from the first response token on; what is yielded has them afterwards.
+
+    Args:
+        model: as for `attention_curves`.
+        response_mask: bool [B, T], of the tokens that the model gets: rows with padding on the right or none, and no
+            attention mask.
+        layers: numbers of the layers that the sets of heads are of.
+        local: bool [L, H]; None: no WAAD.
+        global_: bool [L, H]; None: no FAI.
+        window: W of WAAD, in tokens.
+        h_lo: begin of FAI's window, in tokens.
+        h_hi: end of FAI's window, in tokens.
+    """
+    sums = MapSums.zeros(1, response_mask)
+    near, far = (
+        {} if heads is None else {layer: chosen.nonzero()[:, 0] for layer, chosen in zip(layers, heads, strict=True)}
+        for heads in (local, global_)
+    )
+    none = torch.zeros(0, dtype=torch.int64)
+    numbers = {layer: (near.get(layer, none), far.get(layer, none)) for layer in layers}
+
+    def see(layer: int, first: int, block: Tensor) -> None:
+        # Curves are linear in the map: those of the heads' sum are the sum of theirs.
+        num_near = len(numbers[layer][0])
+        if num_near:
+            sums.look_back(block[:, :num_near].sum(1, keepdim=True), first, response_mask, window)
+        if num_near < block.shape[1]:
+            sums.look_ahead(block[:, num_near:].sum(1, keepdim=True), first, response_mask, h_lo, h_hi)
+
+    device, responds = response_mask.device, response_mask.any(0)
+    heads = {layer: torch.cat(parts).to(device) for layer, parts in numbers.items()}
+    spy = Spy({layer: chosen for layer, chosen in heads.items() if len(chosen)}, see)
+    spy.first = int(responds.int().argmax()) if responds.any() else len(responds)
+    curves = MeanCurves()
+    with watched(model, spy):
+        yield curves
+    if local is not None:
+        curves.waad = sums.waad[:, 0] / int(local.sum())
+    if global_ is not None:
+        curves.fai = sums.received[:, 0] / int(global_.sum()) / fai_window(response_mask, h_lo, h_hi).clamp(min=1)
+    curves.seconds = spy.seconds
+
+
 def unpack(packed: Tensor, position_ids: Tensor) -> Tensor:
     """Return the sequences in packed rows [B, T, ...] as rows of their own, [N, T', ...], padded with 0 on the right.
 
@@ -135,75 +206,3 @@ def unpack(packed: Tensor, position_ids: Tensor) -> Tensor:
     for (row, start), following in zip(starts, [*starts[1:], (-1, 0)], strict=True):
         parts.append(packed[row, start : following[1] if following[0] == row else None])
     return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)
-
-
-class _SeenAll(Exception):
-    """The last layer to look at has been seen."""
-
-
-@dataclass(slots=True)
-class _Spy:
-    """What the registered attention function does in a pass."""
-
-    layers: frozenset[int]
-    see: Callable[[int, int, Tensor], None]
-    block: int | None
-    stop: bool
-    others: str = "eager"
-
-    def attend(
-        self, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
-    ) -> tuple[Tensor, None]:
-        from transformers import AttentionInterface
-
-        eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
-        if module.layer_idx not in self.layers or eager is None:
-            other = eager if self.others == "eager" else AttentionInterface()[self.others]
-            if other is None:
-                raise UserError(f"{type(module).__name__} has no eager attention: its maps cannot be read.")
-            return other(module, query, key, value, attention_mask, **options)[0], None
-        length, outputs = query.shape[2], []
-        step = self.block or length
-        for first in range(0, length, step):
-            end = min(first + step, length)
-            keys = end if self.block else length  # causal: what comes later is not attended to
-            mask = None if attention_mask is None else attention_mask[:, :, first:end, :keys]
-            output, weights = eager(
-                module, query[:, :, first:end], key[:, :, :keys], value[:, :, :keys], mask, **options
-            )
-            self.see(module.layer_idx, first, weights)
-            outputs.append(output)
-            del weights
-        if self.stop and module.layer_idx == max(self.layers):
-            raise _SeenAll
-        return torch.cat(outputs, 1), None
-
-
-_current = threading.local()
-
-
-def _attend(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
-) -> Any:
-    spy: _Spy = _current.spy
-    return spy.attend(module, query, key, value, attention_mask, **options)
-
-
-@contextmanager
-def _watched(model: Any, spy: _Spy) -> Iterator[None]:
-    """Let ``spy`` compute the model's attention meanwhile."""
-    import transformers
-    from transformers.masking_utils import eager_mask
-
-    before = model.config._attn_implementation
-    fast = before.startswith("sdpa") or before == "eager"  # flash attention takes no mask as eager attention wants it
-    spy.others = before if fast else "sdpa" if model._supports_sdpa else "eager"
-    transformers.AttentionInterface.register(NAME, _attend)
-    transformers.AttentionMaskInterface.register(NAME, eager_mask)
-    model.set_attn_implementation(NAME)
-    _current.spy = spy
-    try:
-        yield
-    finally:
-        _current.spy = None
-        model.set_attn_implementation(before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -32,17 +33,24 @@ class RhythmConfig:
     """W: how many tokens WAAD looks back at most."""
 
     h_lo: int = 10
-    """FAI looks at the tokens from so many later on."""
+    """FAI looks at the tokens from so many later on (10 in both versions). The last h_lo tokens of a response can be no
+    anchors, and one of up to h_lo tokens has none: where responses are short (a quarter of 40 tokens), set less."""
 
     h_hi: int = 100
-    """FAI looks at the tokens up to so many later on (later: 100, v1: 50). Responses up to h_lo tokens have none."""
+    """FAI looks at the tokens up to so many later on (later: 100, v1: 50)."""
+
+    device: str = ""
+    """Where the attention model is. Empty: it is the policy itself, read in passes that are made anyway. cpu, cuda or
+    cuda:N: a copy there, which takes the weights at the begin of every update, and whose own pass goes on in a thread
+    beside those of reference model and critics."""
 
     head_share: float = 0.3
     """Share of the heads with the shortest span that are local; as many with the longest are global. At most 0.5."""
 
-    head_sets: Literal["batch", "fixed"] = "batch"
-    """Pick the heads anew for every batch, or once, on the first batch that is trained on (kept in checkpoints).
-    [Batch is our choice: the paper does not say.]"""
+    heads_every: int = 50
+    """Pick the heads anew in every so many-th update, from its batch; in between they stay (in checkpoints, too). 1: in
+    every update; 0: once, in the first. Picking takes a pass of its own, about a quarter of an update; with the heads
+    known, credit is read in passes that are made anyway. [50 is our choice: the paper does not say.]"""
 
     backshift: float = 0.4
     """coupled: the share of a locally dominated anchor's gain that goes to its introduction. [Ours.]"""
@@ -58,12 +66,16 @@ class RhythmConfig:
 
     def faults(self) -> Iterable[str]:
         """Yield what is wrong, each without the name of this part."""
-        from rollcage.trainer.learner.rhythm.credit import CREDITS
+        from rollcage.trainer.learner.rhythm.credit import CREDITS, NEEDS
 
         known = ("none", *CREDITS)
         if self.credit not in known:
             hint = did_you_mean(self.credit, known).rstrip(".")
             yield f"credit {self.credit!r} is unknown (known: {', '.join(known)}){hint}"
+        if not re.fullmatch(r"|cpu|cuda(:\d+)?", self.device):
+            yield f"device must be empty, cpu, cuda or cuda:N, not {self.device!r}"
+        elif self.device and not {"waad", "fai"}.intersection(NEEDS.get(self.credit, ())):
+            yield f"device is of no use to credit {self.credit!r}, which looks at no attention"
         for name in ("q", "backshift", "tau_waad", "tau_delta"):
             if not 0 <= getattr(self, name) <= 1:
                 yield f"{name} must lie in [0, 1], not {getattr(self, name)}"
@@ -74,5 +86,7 @@ class RhythmConfig:
                 yield f"{name} must be at least 1, not {getattr(self, name)}"
         if self.h_hi < self.h_lo:
             yield f"h_hi must be at least h_lo, not {self.h_hi}"
+        if self.heads_every < 0:
+            yield f"heads_every must be at least 0, not {self.heads_every}"
         if not 0 < self.head_share <= 0.5:
             yield f"head_share must lie in (0, 0.5], not {self.head_share}"

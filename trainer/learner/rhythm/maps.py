@@ -14,7 +14,7 @@ from torch import Tensor
 
 @dataclass(slots=True)
 class MapSums:
-    """What has been added up of one layer's map, query block by query block.
+    """What has been added up of maps, query block by query block: of one layer's, or of the mean of several heads'.
 
     Attributes:
         span: [H]; sum over response tokens t and s <= t of ``A_ts (t - s)``.
@@ -34,18 +34,14 @@ class MapSums:
             torch.zeros(num_heads, device=device), torch.zeros(shape, device=device), torch.zeros(shape, device=device)
         )
 
-    def add(
-        self, block: Tensor, first: int, response_mask: Tensor, *, window: int = 10, h_lo: int = 10, h_hi: int = 100
-    ) -> None:
-        """Add the rows of a map from query ``first`` on.
+    def look_back(self, block: Tensor, first: int, response_mask: Tensor, window: int = 10) -> None:
+        """Add the rows of a map from query ``first`` on to span and WAAD.
 
         Args:
             block: [B, H, n, m]; queries first..first + n - 1 against keys 0..m - 1, with m >= first + n.
             first: number of the first query.
             response_mask: bool [B, T].
             window: W of `waad`.
-            h_lo: of `fai`.
-            h_hi: of `fai`.
         """
         n, end = block.shape[2], first + block.shape[2]
         block = block[..., :end].float()
@@ -59,12 +55,26 @@ class MapSums:
         for back in range(min(window, end)):  # what lies nearer than W counts less: W - (t - s) less
             diagonal = block.diagonal(first - back, 2, 3)  # A[t, t - back] of the queries t >= back
             waad[..., n - diagonal.shape[-1] :] -= (window - back) * diagonal
-        self.waad[..., first:end] = waad
+        self.waad[..., first:end] += waad
+
+    def look_ahead(self, block: Tensor, first: int, response_mask: Tensor, h_lo: int = 10, h_hi: int = 100) -> None:
+        """Add the same rows to what FAI is the mean of.
+
+        Args:
+            block: see `look_back`.
+            first: see `look_back`.
+            response_mask: bool [B, T].
+            h_lo: see `fai`.
+            h_hi: see `fai`.
+        """
+        end = first + block.shape[2]
         low, high = max(0, first - h_hi), end - h_lo
         if low < high:
-            ahead = queries[:, None] - torch.arange(low, high, device=block.device)
-            inside = (ahead >= h_lo) & (ahead <= h_hi)
-            self.received[..., low:high] += (block[..., low:high] * (inside * response[..., None])).sum(2)
+            ahead = torch.arange(first, end, device=block.device)[:, None] - torch.arange(
+                low, high, device=block.device
+            )
+            counts = ((ahead >= h_lo) & (ahead <= h_hi)) & response_mask[:, None, first:end, None]
+            self.received[..., low:high] += (block[..., low:high].float() * counts).sum(2)
 
 
 def waad(attention: Tensor, window: int = 10) -> Tensor:
@@ -78,7 +88,7 @@ def waad(attention: Tensor, window: int = 10) -> Tensor:
     """
     mask = torch.zeros(attention.shape[0], attention.shape[2], dtype=torch.bool, device=attention.device)
     sums = MapSums.zeros(attention.shape[1], mask)
-    sums.add(attention, 0, mask, window=window)
+    sums.look_back(attention, 0, mask, window)
     return sums.waad
 
 
@@ -97,7 +107,7 @@ def fai(
         segments: see `fai_window`.
     """
     sums = MapSums.zeros(attention.shape[1], response_mask)
-    sums.add(attention, 0, response_mask, h_lo=h_lo, h_hi=h_hi)
+    sums.look_ahead(attention, 0, response_mask, h_lo, h_hi)
     return sums.received / fai_window(response_mask, h_lo, h_hi, segments).clamp(min=1)[:, None]
 
 
@@ -109,7 +119,7 @@ def head_span(attention: Tensor, response_mask: Tensor) -> Tensor:
         response_mask: bool [B, T].
     """
     sums = MapSums.zeros(attention.shape[1], response_mask)
-    sums.add(attention, 0, response_mask)
+    sums.look_back(attention, 0, response_mask)
     return sums.span / response_mask.sum().clamp(min=1)
 
 

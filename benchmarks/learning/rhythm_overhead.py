@@ -1,0 +1,193 @@
+"""``rollcage bench rhythm-overhead``: what attention rhythm credit adds to an update, by the length of responses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rollcage.benchmarks.machine import describe
+from rollcage.command import CommandParser, positive
+from rollcage.trainer.config import model_path
+from rollcage.trainer.learner.batch import Batch
+from rollcage.trainer.learner.config import LearnerConfig
+from rollcage.trainer.learner.deepspeed_learner import DeepSpeedLearner
+from rollcage.trainer.learner.rhythm.config import RhythmConfig
+from rollcage.trainer.learner.rhythm.credit import CREDITS
+from rollcage.trainer.models import load_config
+from rollcage.trainer.presets import PRESETS
+
+PRESET = "countdown-small"
+WITHOUT, KNOWN, ANEW = "without credit", "heads known", "heads of every batch"
+GROUP_SIZE = 8
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure; the last line on stdout is one JSON object."""
+    parser = CommandParser(
+        "rollcage bench rhythm-overhead",
+        "What credit by attention rhythm adds to an update of the learner, by the length of responses. The same\n"
+        f"random batch goes through learners that differ in it alone ({PRESET}'s settings), repetitions\n"
+        "interleaved: without credit, with credit whose heads are known, and with heads picked anew for every batch.\n"
+        "Nothing is sampled.",
+        "rollcage bench rhythm-overhead\n"
+        "rollcage bench rhythm-overhead --lengths 40 160 640 --report benchmarks/results/rhythm_overhead.md\n"
+        "rollcage bench rhythm-overhead --model smollm2 --lengths 256 --tokens 2048 --repetitions 3",
+    )
+    parser.add_argument("--model", default="small", help="model to train, as for rollcage train (default: small)")
+    parser.add_argument("--lengths", type=positive, nargs="+", default=[40, 160, 640], help="tokens of a response")
+    parser.add_argument("--prompt", type=positive, default=20, help="tokens of a prompt (default: 20)")
+    parser.add_argument("--tokens", type=positive, default=16384, help="tokens of a batch (default: 16384)")
+    parser.add_argument("--repetitions", type=positive, default=7, help="updates of each, the first aside (default: 7)")
+    parser.add_argument("--threads", type=positive, default=1, help="CPU threads of the learner (default: 1)")
+    parser.add_argument("--mini-batches", type=positive, default=1, help="optimiser steps of an update (default: 1)")
+    parser.add_argument("--credit", default="coupled", choices=CREDITS, help="which credit (default: coupled)")
+    parser.add_argument("--report", type=Path, help="also write the result as Markdown")
+    arguments = parser.parse_args(argv)
+    result = asyncio.run(_measure(arguments))
+    result["how"] = {
+        "command": f"rollcage bench rhythm-overhead {' '.join(argv)}".strip(),
+        "machine": describe(),
+        "torch": torch.__version__,
+    }
+    if arguments.report:
+        arguments.report.write_text(_report(result), encoding="utf-8")
+    sys.stdout.write(json.dumps(result) + "\n")
+    return 0
+
+
+def make_batch(num_rows: int, prompt: int, response: int, vocab_size: int) -> Batch:
+    """Return rows of random tokens, all of the same length, in groups of which every second row is rewarded."""
+    rng = np.random.default_rng(0)
+    shape = num_rows, prompt + response
+    mask = np.zeros(shape, np.bool_)
+    mask[:, prompt:] = True
+    number = np.arange(num_rows)
+    returns = (number % 2).astype(np.float32)
+    rewards = np.zeros(shape, np.float32)
+    rewards[:, -1] = returns
+    turns = np.where(mask, 0, -1).astype(np.int32)
+    return Batch(
+        token_ids=rng.integers(0, vocab_size, shape),
+        attention_mask=np.ones(shape, np.bool_),
+        loss_mask=mask,
+        rollout_logprobs=np.where(mask, -np.log(vocab_size), 0).astype(np.float32),
+        rewards=rewards,
+        returns=returns,
+        group_ids=number // GROUP_SIZE,
+        episode_ids=number,
+        truncated=np.zeros(num_rows, np.bool_),
+        cut_by_length=np.zeros(num_rows, np.bool_),
+        policy_versions=turns,
+        start_versions=np.zeros(num_rows, np.int32),
+        turns=turns,
+        anchors=turns,
+        greedy_returns=np.full(num_rows, np.nan, np.float32),
+    )
+
+
+async def _measure(arguments: Any) -> dict[str, Any]:
+    arguments.model = model_path(arguments.model)
+    vocab_size = int(load_config(arguments.model).get_text_config().vocab_size)
+    kinds = {
+        WITHOUT: RhythmConfig(),
+        KNOWN: RhythmConfig(arguments.credit, heads_every=0),
+        ANEW: RhythmConfig(arguments.credit, heads_every=1),
+    }
+    learners: dict[str, DeepSpeedLearner] = {}
+    rows: list[dict[str, Any]] = []
+    async with AsyncExitStack() as stack:
+        for name, rhythm in kinds.items():
+            learners[name] = DeepSpeedLearner(_config(arguments, rhythm))
+            stack.push_async_callback(learners[name].close)
+            await learners[name].start()
+        for length in arguments.lengths:
+            num_groups = max(1, round(arguments.tokens / (arguments.prompt + length) / GROUP_SIZE))
+            batch = make_batch(num_groups * GROUP_SIZE, arguments.prompt, length, vocab_size)
+            seconds: dict[str, list[float]] = {name: [] for name in kinds}
+            reading: list[float] = []
+            for repetition in range(arguments.repetitions + 1):  # the first one warms up, and picks the heads
+                sys.stderr.write(f"{length} tokens: {repetition}/{arguments.repetitions}\n")
+                for name, learner in _turned(learners, repetition):
+                    measured = await learner.train(batch)
+                    if repetition > 0:
+                        seconds[name].append(measured["seconds"])
+                        if name == KNOWN:
+                            reading.append(measured["rhythm_seconds"])
+            rows.append({"length": length, "num_rows": len(batch), **_row(seconds, reading)})
+    return {"credit": arguments.credit, "model": Path(arguments.model).name, "lengths": rows}
+
+
+def _config(arguments: Any, rhythm: RhythmConfig) -> LearnerConfig:
+    # A learning rate that leaves the policy as it is: what is measured must not drift.
+    return replace(
+        PRESETS[PRESET][1].learner,
+        model=arguments.model,
+        num_threads=arguments.threads,
+        num_mini_batches=arguments.mini_batches,
+        lr=1e-9,
+        rhythm=rhythm,
+    )
+
+
+def _turned(learners: Mapping[str, DeepSpeedLearner], by: int) -> list[tuple[str, DeepSpeedLearner]]:
+    """Return the learners, beginning with another one each time: none always follows the same one."""
+    items = list(learners.items())
+    by %= len(items)
+    return items[by:] + items[:by]
+
+
+def _row(seconds: Mapping[str, Sequence[float]], reading: Sequence[float]) -> dict[str, Any]:
+    """Return medians, and what each kind adds in each repetition, in shares of that repetition's update without."""
+    row: dict[str, Any] = {f"{name} (s)": statistics.median(values) for name, values in seconds.items()}
+    for name, values in seconds.items():
+        if name != WITHOUT:
+            added = [value / plain - 1 for value, plain in zip(values, seconds[WITHOUT], strict=True)]
+            row[f"{name} adds"] = [statistics.median(added), min(added), max(added)]
+    read = [value / plain for value, plain in zip(reading, seconds[WITHOUT], strict=True)]
+    return {**row, "reading": statistics.median(read)}
+
+
+def _report(result: dict[str, Any]) -> str:
+    how = result["how"]
+    lines = [
+        "# What attention rhythm credit costs",
+        "",
+        f"`{how['command']}`",
+        "",
+        f"{how['machine']} at the end; torch {how['torch']}. Model {result['model']}, credit {result['credit']}, the "
+        f"learner's settings of {PRESET}. Shares are of an update without credit, beside it in the same repetition: "
+        "medians, with the least and the most. A step of training also samples, which makes the share smaller.",
+        "",
+        "| response | rows | update without (s) | credit, heads known | of it reading maps | heads of every batch |",
+        "| ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for row in result["lengths"]:
+        known, anew = (
+            f"{100 * median:+.1f} % ({100 * least:+.1f} to {100 * most:+.1f})"
+            for median, least, most in (row[f"{KNOWN} adds"], row[f"{ANEW} adds"])
+        )
+        lines.append(
+            f"| {row['length']} | {row['num_rows']} | {row[f'{WITHOUT} (s)']:.3f} | {known} | "
+            f"{100 * row['reading']:.1f} % | {anew} |"
+        )
+    lines += [
+        "",
+        "With the heads known, maps are read in a pass that the update makes anyway: only of the heads that credit is "
+        "taken from, only of the response's rows, in five layers at most, and none for longer than its layer takes. "
+        "What remains is that, and one more column in the pass: the last token is not needed for log-probabilities, "
+        "but what it attends to is. Picking heads takes a pass of its own through the layers up to the last one "
+        "looked at; `learner.rhythm.heads_every` says how often (every 50 updates if nothing is said, which adds a "
+        "fiftieth of the difference between the last column and the one before).",
+        "",
+    ]
+    return "\n".join(lines)
