@@ -59,8 +59,8 @@ class Batch:
         if "span" in row:
             start_s, end_s = float(row["start_s"]), float(row["end_s"])
             busy_s, num = float(row.get("busy_s", end_s - start_s)), int(row.get("num", 1))
-            track, name = self._text(str(row["track"])), self._text(str(row["span"]))
-            self._spans.append((start_s, end_s, busy_s, num, track, name))
+            who, what = self._text(str(row["track"])), self._text(str(row["span"]))
+            self._spans.append((start_s, end_s, busy_s, num, who, what))
             return
         kind = "gauge" if "gauge" in row else "histogram"
         if kind not in row:

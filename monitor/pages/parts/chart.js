@@ -12,8 +12,9 @@ import { fill, h, s } from "./dom.js";
 import { clock, number } from "./format.js";
 import { clockTicks, extent, linear, nearest, roomy, ticks } from "./scale.js";
 
-const TALL = 190;
-const MARGIN = { top: 8, right: 10, bottom: 22, left: 52 };
+const TALL = 200;
+const MARGIN = { top: 8, right: 10, bottom: 22, label: 14 };
+const LETTER = 6.6; // pixels of a digit, about
 const NUM_COLOURS = 8;
 
 const seen = new IntersectionObserver((entries) => {
@@ -24,7 +25,7 @@ const seen = new IntersectionObserver((entries) => {
  * Make a chart; `figure.update(lines)` gives it other lines.
  *
  * lines: [{name, x, y, low, high}], x ascending, nulls in y are gaps, low and high (optional) bound a band.
- * options: height (pixels), seconds (x is a time), formatY(value), xLimits: [from, to], dots (draw points, not lines only).
+ * options: height (pixels), x (what x is), whole (x is counted), seconds (x is a time), formatY(value), xLimits: [from, to], dots (draw points, not lines only).
  */
 export function lineChart(title, lines, options = {}) {
   const readout = h("span", { class: "readout", "aria-live": "polite" });
@@ -90,11 +91,14 @@ class LineChart {
       return;
     }
     const limits = roomy(up);
-    const x = linear(across, [MARGIN.left, width - MARGIN.right]);
-    const y = linear(limits, [height - MARGIN.bottom, MARGIN.top]);
-    this.scale = { x, y, across, width, shown };
-    this.cursor = s("line", { class: "cursor", y1: MARGIN.top, y2: height - MARGIN.bottom, visibility: "hidden" });
-    fill(this.svg, this.axes(x, y, across, limits, width, height),
+    const marks = ticks(...limits, height < 150 ? 3 : 4);
+    const left = 12 + LETTER * Math.max(...marks.map((value) => this.formatY(value).length));
+    const bottom = height - MARGIN.bottom - (this.options.x ? MARGIN.label : 0);
+    const x = linear(across, [left, width - MARGIN.right]);
+    const y = linear(limits, [bottom, MARGIN.top]);
+    this.scale = { x, y, across, left, width, shown };
+    this.cursor = s("line", { class: "cursor", y1: MARGIN.top, y2: bottom, visibility: "hidden" });
+    fill(this.svg, this.axes(x, y, across, marks, left, width, bottom),
       shown.filter((line) => line.low).map((line) => s("path", { class: `band ${line.colour}`, d: band(line, x, y) })),
       shown.map((line) => s("path", { class: `line ${line.colour}`, d: path(line.x, line.y, x, y) })),
       shown.map((line) => (this.options.dots || line.x.length < 2) && line.x.map((at, index) => line.y[index] !== null && s("circle", { class: `dot ${line.colour}`, cx: x(at), cy: y(line.y[index]), r: 2.5 }))),
@@ -102,14 +106,16 @@ class LineChart {
     if (this.at !== null) this.read(this.at);
   }
 
-  axes(x, y, across, limits, width, height) {
+  axes(x, y, across, marks, left, width, bottom) {
+    const { seconds, whole } = this.options;
     return s("g", { class: "axes" },
-      ticks(...limits, height < 150 ? 2 : 4).map((value) => [
-        s("line", { x1: MARGIN.left, x2: width - MARGIN.right, y1: y(value), y2: y(value) }),
-        s("text", { x: MARGIN.left - 6, y: y(value) + 4, class: "end" }, this.formatY(value)),
+      marks.map((value) => [
+        s("line", { x1: left, x2: width - MARGIN.right, y1: y(value), y2: y(value) }),
+        s("text", { x: left - 6, y: y(value) + 4, class: "end" }, this.formatY(value)),
       ]),
-      (this.options.seconds ? clockTicks : ticks)(...across, Math.max(2, Math.floor(width / 110))).map((value) =>
-        s("text", { x: x(value), y: height - 6, class: "middle" }, this.formatX(value))));
+      (seconds ? clockTicks : ticks)(...across, Math.max(2, Math.floor(width / 110)), whole).map((value) =>
+        s("text", { x: Math.min(width - LETTER * this.formatX(value).length / 2, x(value)), y: bottom + 15, class: "middle" }, this.formatX(value))),
+      this.options.x ? s("text", { x: (left + width - MARGIN.right) / 2, y: bottom + 15 + MARGIN.label, class: "middle" }, this.options.x) : null);
   }
 
   paintLegend(lines) {
@@ -134,8 +140,8 @@ class LineChart {
   point(event) {
     if (!this.scale) return;
     const box = this.svg.getBoundingClientRect();
-    const { across, width } = this.scale;
-    this.read(linear([MARGIN.left, width - MARGIN.right], across)(((event.clientX - box.left) * width) / box.width));
+    const { across, left, width } = this.scale;
+    this.read(linear([left, width - MARGIN.right], across)(((event.clientX - box.left) * width) / box.width));
   }
 
   key(event) {

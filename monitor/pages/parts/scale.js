@@ -13,12 +13,13 @@ export function extent(lists) {
   return least <= greatest ? [least, greatest] : null;
 }
 
-/** Return about `num` round numbers within [least, greatest]. */
-export function ticks(least, greatest, num) {
+/** Return about `num` round numbers within [least, greatest]; `whole`: none between two integers. */
+export function ticks(least, greatest, num, whole = false) {
   const rough = (greatest - least) / Math.max(1, num);
   if (!(rough > 0)) return [least];
   const power = 10 ** Math.floor(Math.log10(rough));
-  const step = power * [1, 2, 2.5, 5, 10].find((factor) => factor * power >= 0.7 * rough);
+  const factors = whole ? [1, 2, 5, 10] : [1, 2, 2.5, 5, 10];
+  const step = Math.max(whole ? 1 : 0, power * factors.find((factor) => factor * power >= 0.7 * rough));
   const found = [];
   for (let index = Math.ceil(least / step - 1e-9); index * step <= greatest + 1e-9 * step; index += 1)
     found.push(Number((index * step).toPrecision(12)));

@@ -11,7 +11,7 @@ const DEFAULT = ["rollout/reward", "rollout/success", "learner/entropy", "learne
 export async function show({ root, params, signal }) {
   const runs = params.getAll("runs");
   const names = params.getAll("names").length ? params.getAll("names") : DEFAULT;
-  const charts = new Map(names.map((name) => [name, lineChart(name, [])]));
+  const charts = new Map(names.map((name) => [name, lineChart(name, [], { whole: true, x: "updates" })]));
   const groups = h("div", {});
   const missing = h("div", {});
   const refresh = async () => {

@@ -20,7 +20,7 @@ export async function show({ root, run, signal }) {
     const [data] = await Promise.all([get(runPath(run, "/environments"), {}, signal), header.refresh()]);
     fill(boxes.by_env, rates(run, "env_id", "Environment", data.by_env, `Environments, over the newest ${number(data.num_read)} episodes`));
     fill(boxes.failures, failures(run, data.failures));
-    fill(boxes.shares, h("div", { class: "charts" }, [["by_difficulty", "By difficulty: success rate up to"], ["by_length", "By length: sampled tokens up to"], ["by_duration", "By duration: seconds up to"]]
+    fill(boxes.shares, h("div", { class: "charts" }, [["by_difficulty", "By difficulty: share of failed attempts up to"], ["by_length", "By length: sampled tokens up to"], ["by_duration", "By duration: seconds up to"]]
       .map(([name, title]) => barChart(title, data[name].map((row) => ({ label: row.upper, pieces: OUTCOMES.map((it) => ({ name: it, value: row[it] ?? 0 })) })), OUTCOMES))));
     fill(boxes.by_task, rates(run, "task_id", "Task", data.by_task, "Tasks: those with most failures first, then those with the least success"));
   };
@@ -42,7 +42,7 @@ function rates(run, key, title, rows, caption) {
 function failures(run, list) {
   if (!list.length) return note("No failures. A failure is an episode without a score: the environment, the engine or a deadline gave up.");
   return list.map(({ kind, reason, count, last, messages }) => h("details", { class: "finding", "data-key": `failure-${kind}-${reason}` },
-    h("summary", {}, badge(kind, "critical"), " ", h("b", {}, reason), ` ${number(count)} times, last ${ago(last)}`),
+    h("summary", {}, badge(kind, "critical"), " ", h("b", {}, reason), ` ${count === 1 ? "once" : `${number(count)} times`}, last ${ago(last)}`),
     messages.map((it) => h("div", { class: "cause" },
       h("p", {}, `${number(it.count)} × `, oneLine(it.message, 300)),
       h("p", { class: "quiet" }, `task ${it.task_id ?? "–"} `, h("a", { href: address("trajectories", { run, task_id: it.task_id, failure: "any" }), "data-key": `cause-${kind}-${reason}-${it.task_id}` }, "its failed episodes")),

@@ -14,7 +14,8 @@ import { result } from "./trajectories.js";
 const FIRST_CHOICE = ["advantages", "credit", "logprob_gap", "rollout_logprobs"];
 const CURVES = ["waad", "fai"];
 const MOST_TURNS = 60;
-const LOW = 110;
+const LOW = 125;
+const OVER_TOKENS = { height: LOW, whole: true, x: "token of the message" };
 
 export async function show({ root, params, run, signal, keys }) {
   const key = params.get("key") ?? "";
@@ -98,7 +99,7 @@ function turnOf(it, turn, index, colour) {
   return h("section", { class: "turn" }, h("h3", {}, `Turn ${index + 1}`, h("span", { class: "quiet" }, ` ${about.filter(Boolean).join(" · ")}`)),
     coloured && piecesOf(it, turn) ? null : textBlock(turn.action, { label: "message", kind: "action" }),
     coloured,
-    drawn.length > 1 && !CURVES.includes(colour) ? lineChart(titleOf(colour), [{ name: colour, x: drawn.map((_, token) => token), y: drawn }], { height: LOW }) : null,
-    curves.map((line) => lineChart(line.name, [line], { height: LOW })),
+    drawn.length > 1 && !CURVES.includes(colour) ? lineChart(titleOf(colour), [{ name: colour, x: drawn.map((_, token) => token), y: drawn }], OVER_TOKENS) : null,
+    curves.map((line) => lineChart(line.name, [line], OVER_TOKENS)),
     turn.observation ? textBlock(turn.observation, { label: "reply", kind: "observation" }) : null);
 }

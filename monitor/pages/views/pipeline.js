@@ -13,6 +13,7 @@ const COLUMNS = [
   ["trained", "went into an update"], ["filtered", "their group gave no gradient"], ["stale", "too old for the next update"],
   ["failed", "gave no score"], ["cancelled", "others were faster, or the run stopped"], ["in_flight", "still under way"],
 ];
+const TITLES = { sampled_tokens: "sampled tokens a second" };
 const LAST_S = 120;
 const STRIPS = [[/^engine_live_requests\{engine=(.*)\}$/, (found) => `engine ${found[1]} requests`], [/^running_episodes$/, () => "episodes"]];
 const ORDER = ["learner", "engine", "environments", "episodes"];
@@ -40,7 +41,7 @@ export async function show({ root, params, run, signal }) {
     h("section", {}, h("h2", {}, "Who waits"), shares),
     h("section", {}, h("h2", {}, "Queues and rates"), gauges),
     h("section", {}, h("h2", {}, "Every sample accounted for"), account));
-  const sums = lineChart("Samples, by what became of them", []);
+  const sums = lineChart("Samples, by what became of them", [], { whole: true, x: "updates" });
   const refresh = async () => {
     const [range, sum] = await Promise.all([get(runPath(run, "/timeline"), { max_spans: 1 }, signal), get(runPath(run, "/account"), {}, signal), header.refresh()]);
     const last = window_s[1] ?? range.last_s;
@@ -101,15 +102,20 @@ function waits(track, parts) {
   return parts.find(([name]) => name === "wait")?.[1];
 }
 
+/** What a count grows by in a second, from one point to the next; a run that was resumed begins anew. */
+function rates({ at_s: at, value }) {
+  return value.map((it, index) => (index && at[index] > at[index - 1] ? Math.max(0, it - value[index - 1]) / (at[index] - at[index - 1]) : null));
+}
+
 function drawGauges(box, charts, points, zero) {
   const names = new Map();
   for (const [key, data] of Object.entries(points)) {
     const [, name, labels] = /^([^{]*)(?:\{(.*)\})?$/.exec(key);
     if (!names.has(name)) names.set(name, []);
-    names.get(name).push({ name: labels ?? name.replaceAll("_", " "), x: data.at_s.map((at) => at - zero), y: data.value });
+    names.get(name).push({ name: labels ?? name.replaceAll("_", " "), x: data.at_s.map((at) => at - zero), y: name === "sampled_tokens" ? rates(data) : data.value });
   }
   for (const [name, lines] of names) {
-    if (!charts.has(name)) charts.set(name, lineChart(name.replaceAll("_", " "), [], { seconds: true }));
+    if (!charts.has(name)) charts.set(name, lineChart(TITLES[name] ?? name.replaceAll("_", " "), [], { seconds: true, x: "time since the run began" }));
     charts.get(name).update(lines.slice(0, 16));
   }
   if (box.querySelectorAll("figure").length !== charts.size || !charts.size)

@@ -62,7 +62,7 @@ function evaluationTable(rows) {
     { title: "Mean reward", numeric: true, cell: (row) => number(row.mean_reward) },
     { title: "Failures", cell: (row) => Object.entries(row.failures ?? {}).map(([kind, num]) => `${kind} ${num}`).join(", ") || "none" },
     { title: "Time", numeric: true, cell: (row) => duration(row.seconds) },
-  ], rows, { caption: "Evaluations", empty: "No evaluation yet. A preset evaluates before and after training, and `rollcage eval` does at any time." });
+  ], rows, { caption: "Success, with its 95 % interval", empty: "No evaluation yet. A preset evaluates before and after training, and `rollcage eval` does at any time." });
 }
 
 function eventList({ total, events }, known, kinds, offset) {
@@ -93,6 +93,6 @@ function ruleTable(rules) {
     { title: "State", cell: (rule) => badge(rule.state === "unknown" ? "no data" : rule.state, { ok: "good", firing: rule.severity, unknown: "plain" }[rule.state]) },
     { title: "Value", numeric: true, cell: (rule) => number(rule.value) },
     { title: "Threshold", numeric: true, cell: (rule) => number(rule.threshold) },
-    { title: "", grow: true, cell: (rule) => h("span", { class: "quiet" }, rule.message, rule.state === "firing" ? ` ${rule.advice}` : "") },
-  ], rules, { caption: "Alert rules", empty: "No rules." });
+    { title: "What it says", grow: true, cell: (rule) => h("span", { class: "quiet" }, rule.message, rule.state === "firing" ? ` ${rule.advice}` : "") },
+  ], rules, { caption: `${rules.length} rules, ${rules.filter((rule) => rule.state === "firing").length} firing`, empty: "No rules." });
 }

@@ -74,7 +74,7 @@ function sandboxTable(rows, total, id) {
     { title: "Restarts", numeric: true, cell: (it) => number(it.num_restarts) },
     { title: "Life", numeric: true, cell: (it) => number(it.generation) },
     { title: "Started", numeric: true, cell: (it) => ago(it.started_at) },
-    { title: "", grow: true, cell: (it) => oneLine(it.message) },
+    { title: "Message", grow: true, cell: (it) => oneLine(it.message) },
   ], rows.slice(0, MOST), { caption: rows.length > MOST ? `${MOST} of ${rows.length} sandboxes: narrow the search` : `${rows.length} of ${total} sandboxes`,
     key: (it) => it.id, chosen: (it) => it.id === id, href: (it) => address("sandboxes", { id: it.id }),
     empty: total ? "None matches. Empty the search field, or choose all states." : "No sandboxes. They appear when an environment or `rollcage sandbox` creates one." });
@@ -107,6 +107,6 @@ function eventTable(events, empty) {
   return table([
     { title: "Time", cell: (it) => moment(it.time) },
     { title: "Event", cell: (it) => it.kind },
-    { title: "", grow: true, cell: (it) => oneLine(Object.entries(it.data).map(([name, value]) => `${name} ${typeof value === "object" ? JSON.stringify(value) : value}`).join("; "), 300) },
+    { title: "Details", grow: true, cell: (it) => oneLine(Object.entries(it.data).map(([name, value]) => `${name} ${typeof value === "object" ? JSON.stringify(value) : value}`).join("; "), 300) },
   ], events.slice(-100).reverse(), { caption: "Newest first", empty });
 }

@@ -13,16 +13,16 @@ const GROUPS = ["Reward", "Policy", "Off-policy", "Learner", "Critics", "Attenti
 const CHARTS = [
   ["Critics", "Explained variance of the returns", /critic.*explained_variance/],
   ["Critics", "Tokens masked (share)", /critic_(advantage|entropy)_masked/],
-  ["Critics", "Disagreement of the critics (standard deviation)", /critic_disagreement/],
+  ["Critics", "Disagreement (standard deviation)", /critic_disagreement/],
   ["Critics", "Loss of the critics", /critic.*loss/],
   ["Critics", "Values and returns", /critic_(value|return)/],
   ["Critics", "Gradient norm of the critics", /critic.*grad_norm/],
-  ["Critics", "Learning rate and time of the critics", /critic/],
+  ["Critics", "Critics: learning rate, time", /critic/],
   ["Attention rhythm", "Tokens with amplified credit (share)", /rhythm_share_amplified/],
   ["Attention rhythm", "Credit factor of a token (mean)", /rhythm_gamma/],
-  ["Attention rhythm", "How far local heads look back: WAAD (tokens)", /rhythm_waad/],
-  ["Attention rhythm", "What global heads come back to: FAI", /rhythm_fai/],
-  ["Attention rhythm", "Time of the attention pass (s, share of the step)", /rhythm/],
+  ["Attention rhythm", "WAAD of the local heads (tokens)", /rhythm_waad/],
+  ["Attention rhythm", "FAI of the global heads", /rhythm_fai/],
+  ["Attention rhythm", "Time of the attention pass", /rhythm/],
   ["Reward", "Reward", /^rollout\/reward/],
   ["Reward", "Success", /^rollout\/success/],
   ["Reward", "Mixed groups (share)", /mixed_groups/],
@@ -32,7 +32,7 @@ const CHARTS = [
   ["Policy", "Effective sample size (share)", /(^|\/)ess/],
   ["Policy", "Clipped and capped (share of tokens)", /clip|capped|masked_frac|dropped/],
   ["Off-policy", "Staleness (versions)", /staleness|drift/],
-  ["Off-policy", "Sampler against trainer: |log-probability gap| (nats)", /logprob_gap/],
+  ["Off-policy", "Sampler against trainer: |log-probability gap|", /logprob_gap/],
   ["Learner", "Gradient norm", /grad_norm/],
   ["Learner", "Loss", /loss/],
   ["Learner", "Learning rate", /\/lr/],
@@ -65,7 +65,7 @@ export async function show({ root, params, run, signal, reopen }) {
   const [header, { names }] = await Promise.all([runHeader("Training", run, signal), get(runPath(run, "/metric_names"), {}, signal)]);
   const layout = arranged(names);
   const wanted = layout.flatMap(([, , found]) => found);
-  const charts = layout.map(([group, title, found]) => [group, found, lineChart(title, [], bySeconds ? { seconds: true } : {})]);
+  const charts = layout.map(([group, title, found]) => [group, found, lineChart(title, [], bySeconds ? { seconds: true, x: "time in training" } : { whole: true, x: "updates" })]);
   const spread = h("div", { class: "charts" });
   const body = h("div", {});
   root.append(header, h("div", { class: "row" },

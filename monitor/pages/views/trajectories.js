@@ -37,9 +37,9 @@ function form(filters) {
     timer = setTimeout(set(name), TYPING_MS, event);
   };
   const choose = (name, label, options) => h("select", { id: name, "aria-label": label, value: filters[name] ?? "", onchange: set(name) }, options.map(([value, text]) => h("option", { value }, text)));
-  const field = (name, label, type) => h("input", { id: name, type, placeholder: label, "aria-label": label, value: filters[name] ?? "", [type === "search" ? "oninput" : "onchange"]: type === "search" ? typed(name) : set(name) });
+  const field = (name, label, type, shown = label) => h("input", { id: name, type, placeholder: shown, "aria-label": label, value: filters[name] ?? "", [type === "search" ? "oninput" : "onchange"]: type === "search" ? typed(name) : set(name) });
   return h("div", { class: "row filters", role: "search" },
-    field("text", "words in prompt, message, reply", "search"), field("task_id", "task", "search"),
+    field("text", "words in prompt, message, reply", "search", "words said"), field("task_id", "task", "search"),
     choose("success", "Success", [["", "success or not"], ["true", "success"], ["false", "no success"]]),
     choose("failure", "Failure", [["", "failed or not"], ["none", "scored"], ["any", "failed"], ["infra", "failed: infra"], ["model", "failed: model"], ["task", "failed: task"]]),
     field("min_version", "from version", "number"), field("max_version", "to version", "number"),

@@ -112,7 +112,7 @@ def test_environments_and_what_became_of_the_samples(page: Page, site: Site) -> 
     told = site.run(RUN, "/environments")
     row = page.locator(".by_env tbody tr")
     expect(row).to_contain_text(f"{100 * told['by_env'][0]['success']:.1f} %")
-    rows = charts(page)["By difficulty: success rate up to"]["rows"]
+    rows = charts(page)["By difficulty: share of failed attempts up to"]["rows"]
     assert rows == [
         {
             "label": "0.25",
