@@ -23,7 +23,7 @@ demo: $(STAMP)-train
 	fi
 
 # What failed beside others is run once more alone: that tells a fault from a crowded machine. A fault fails again.
-test: $(STAMP)-dev $(STAMP)-docker $(STAMP)-promtool $(STAMP)-chromium check
+test: $(STAMP)-dev $(STAMP)-docker $(STAMP)-promtool $(STAMP)-chromium $(STAMP)-deploy check
 	$(BIN)/python -m tests.sandbox.docker_daemons sh -c \
 		"$(BIN)/pytest -n 2 --dist worksteal || $(BIN)/pytest --last-failed --last-failed-no-failures none"
 
@@ -81,6 +81,13 @@ $(STAMP)-chromium: $(BIN)/pip
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || \
 		(apt-get update -q && apt-get install -qy --no-install-recommends chromium) || \
 		(echo "the tests of the dashboard need a browser: install chromium" >&2; exit 1)
+	@touch $@
+
+# The tests of the files in deploy/ ask the tools that those are for.
+$(STAMP)-deploy: $(BIN)/pip
+	@command -v docker-compose >/dev/null && command -v yamllint >/dev/null && command -v shellcheck >/dev/null || \
+		(apt-get update -q && apt-get install -qy --no-install-recommends docker-compose yamllint shellcheck) || \
+		(echo "the tests of deploy/ need docker-compose, yamllint and shellcheck: install them" >&2; exit 1)
 	@touch $@
 
 clean:

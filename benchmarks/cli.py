@@ -49,6 +49,11 @@ BENCHMARKS: dict[str, tuple[str, str, str]] = {
     ),
     "engines": ("rollcage.benchmarks.engines.speed", "main", "generation speed of the engines"),
     "trl": ("rollcage.benchmarks.trl_comparison", "main", "training beside TRL's GRPOTrainer: trajectories a second"),
+    "cluster": (
+        "rollcage.benchmarks.cluster.cli",
+        "main",
+        "a Ray cluster of several raylets here: what it costs, and how it scales",
+    ),
     "monitor": (
         "rollcage.benchmarks.monitor.load",
         "main",
@@ -64,6 +69,7 @@ _NEEDS = {
     "rhythm-overhead": ("torch", "train"),
     "soak": ("torch", "train"),
     "asynchrony": ("torch", "train"),
+    "cluster": ("ray", "ray"),
     "sandbox": ("aiodocker", "sandbox"),
     "endurance": ("aiodocker", "sandbox"),
     "swe": ("aiodocker", "sandbox"),

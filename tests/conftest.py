@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests import ray_cluster
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -25,3 +26,9 @@ def shared_data() -> Path | None:
     """The folder of real data sets beside the repository, or None: then tests use small data of their own."""
     folder = Path(__file__).resolve().parents[2] / "shared" / "data"
     return folder if folder.is_dir() else None
+
+
+@pytest.fixture(scope="session")
+def ray_nodes() -> Iterator[ray_cluster.RayNodes]:
+    """A Ray cluster, the same for all tests of this process."""
+    yield from ray_cluster.running()

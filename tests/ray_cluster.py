@@ -1,4 +1,4 @@
-"""A real Ray cluster of several nodes on this machine, one for all tests of a process."""
+"""A real Ray cluster of several nodes on this machine, one for all tests of a process: tests/conftest.py."""
 
 from __future__ import annotations
 
@@ -7,16 +7,27 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-import psutil
-import pytest
-
-from rollcage.envs.placements.ray_connection import connect, disconnect
-
-_NODE = {"num_cpus": 1, "object_store_memory": 100 << 20, "include_dashboard": False}
+_NODE = {
+    "num_cpus": 1,
+    "num_gpus": 1,
+    "object_store_memory": 100 << 20,
+    # processes that take seconds to start, and whose work nobody wants here
+    "include_dashboard": False,
+    "include_log_monitor": False,
+    "no_monitor": True,
+}
+_HEAD = {
+    **_NODE,
+    "labels": {"kind": "head"},
+    # a node that refuses connections has gone after two seconds, not fifteen
+    "_system_config": {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500},
+}
 
 
 class RayNodes:
-    """A head and two more nodes; tests may add nodes, and kill those.
+    """A head with the label kind=head, and a second node; one CPU and one GPU each, as far as Ray knows.
+
+    Tests may add nodes, and kill those.
 
     Attributes:
         address: of the head.
@@ -25,15 +36,18 @@ class RayNodes:
     def __init__(self) -> None:
         from ray.cluster_utils import Cluster
 
-        self._cluster = Cluster(initialize_head=True, head_node_args=_NODE)
+        self._cluster = Cluster(initialize_head=True, head_node_args=_HEAD)
         self.address: str = self._cluster.address
         self.add()
 
-    def add(self, **resources: float) -> Any:
-        return self._cluster.add_node(**_NODE, resources=resources)
+    def add(self, **labels: str) -> Any:
+        """Start a node; from the main thread only."""
+        return self._cluster.add_node(**_NODE, labels=labels)
 
     def kill(self, node: Any) -> None:
         """SIGKILL for the node's raylet and its workers at once: of themselves these would go on for some seconds."""
+        import psutil
+
         raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
         workers = raylet.children(recursive=True)
         raylet.suspend()  # so that it starts no more
@@ -44,6 +58,8 @@ class RayNodes:
 
     def actors(self, name: str) -> list[int]:
         """Return the processes of actors of the class ``name``."""
+        import psutil
+
         found = []
         for process in psutil.Process().children(recursive=True):
             try:
@@ -56,9 +72,10 @@ class RayNodes:
         self._cluster.shutdown()
 
 
-@pytest.fixture(scope="session")
-def ray_nodes() -> Iterator[RayNodes]:
+def running() -> Iterator[RayNodes]:
     """The cluster, with this process connected to it."""
+    from rollcage.envs.placements.ray_connection import connect, disconnect
+
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     nodes = RayNodes()
     try:

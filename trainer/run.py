@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rollcage.envs import TextEnv, make
 from rollcage.envs.countdown.tasks import published_files
@@ -22,6 +22,7 @@ from rollcage.monitor.live import Live
 from rollcage.monitor.report import write_report
 from rollcage.monitor.run_folder import RunFolder, read_rows
 from rollcage.monitor.store.vocabulary import write_vocabulary
+from rollcage.sandbox.opening import measured_by
 from rollcage.trainer.checkpoints import newest_checkpoint, read_state, remove_partial, write_checkpoint
 from rollcage.trainer.config import TrainConfig, read_config, write_config
 from rollcage.trainer.engines.base import Engine
@@ -41,6 +42,9 @@ from rollcage.trainer.rollout.router import Router
 from rollcage.trainer.rollout.tasks import TaskOrder
 from rollcage.trainer.run_actions import RunActions
 from rollcage.trainer.types import Sampling, Trajectory
+
+if TYPE_CHECKING:
+    from rollcage.trainer.cluster.cluster import RayCluster
 
 _PUBLISHED = {"countdown": published_files}
 """Published data sets that an evaluation can be made on, as the environment's argument ``data`` by split."""
@@ -70,6 +74,7 @@ class Run:
         self._recorder = self._live.recorder
         self._pause = Pause()
         self._lock: TextIO | None = None
+        self._cluster: RayCluster | None = None
 
     @classmethod
     def create(cls, folder: Path, config: TrainConfig, command: str) -> Run:
@@ -143,7 +148,10 @@ class Run:
 
     async def _go_on(self, checkpoint: Path | None, progress: Progress) -> None:
         try:
-            with self._live.serving(RunActions(self._pause, self._recorder).actions()):
+            with (
+                self._live.serving(RunActions(self._pause, self._recorder).actions()),
+                measured_by(self._recorder),
+            ):
                 self._recorder.event("start", resumed_from=str(checkpoint) if checkpoint else None)
                 async with self._parts(checkpoint, progress.policy_version) as parts:
                     if checkpoint is None:
@@ -228,7 +236,7 @@ class Run:
             router = Router(engines, recorder=self._recorder, replicate=rollout.replicate, interrupt=rollout.interrupt)
             stack.push_async_callback(router.close)
             stack.push_async_callback(learner.close)
-            placement = self._place(self._env, rollout.num_slots)
+            placement = await self._place(self._env, rollout.num_slots)
             stack.push_async_callback(placement.close)
             async with asyncio.TaskGroup() as starting:
                 starting.create_task(learner.start())
@@ -249,7 +257,17 @@ class Run:
         if config.cluster == "ray":
             from rollcage.trainer.cluster.cluster import RayCluster
 
-            cluster = await RayCluster.connect(config.address, config.ray)
+            in_actors = config.env.placement in ("process", "ray")
+            self._cluster = cluster = await RayCluster.connect(
+                config.address,
+                config.ray,
+                num_engines=config.num_engines,
+                num_ranks=config.learner.num_ranks,
+                # after training an evaluation has its own beside those of the training
+                num_envs=(2 if config.eval.num_tasks else 1) * config.rollout.num_slots if in_actors else 0,
+                folder=self.folder / "sandboxes",
+                recorder=self._recorder,
+            )
             stack.push_async_callback(cluster.close)
             engines = cluster.engines(config.engine_config, config.num_engines)
             return engines, cluster.learner(config.learner_config, checkpoint=checkpoint)
@@ -257,10 +275,11 @@ class Run:
         engines = [make(index, log=logs / f"engine{index}.log") for index in range(config.num_engines)]
         return engines, DeepSpeedLearner(config.learner_config, checkpoint=checkpoint, log_folder=logs)
 
-    def _place(self, env: EnvConfig, num_workers: int) -> Placement:
+    async def _place(self, env: EnvConfig, num_workers: int) -> Placement:
         choice = self.config.env
-        kind = "ray" if (choice.placement, self.config.cluster) == ("process", "ray") else choice.placement
-        return make_placement(kind, env, num_workers=num_workers, restart=choice.restart)
+        if self._cluster is not None:
+            return await self._cluster.place(choice.placement, env, num_workers=num_workers, restart=choice.restart)
+        return make_placement(choice.placement, env, num_workers=num_workers, restart=choice.restart)
 
     def _record(self, trajectory: Trajectory) -> None:
         store = self.config.store
@@ -296,7 +315,7 @@ class Run:
             if (when, name) in done:
                 continue
             self._recorder.event("evaluating", when=when, evaluation=name)
-            placement = self._place(evaluation.env, policy.concurrency)
+            placement = await self._place(evaluation.env, policy.concurrency)
             try:
                 result = await evaluate(evaluation, policy, placement, progress=True)
             finally:

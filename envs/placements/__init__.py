@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from rollcage.envs.placements.base import (
     CALLABLE,
@@ -47,7 +48,9 @@ PLACEMENTS: Mapping[str, Callable[..., Placement]] = {
 }
 
 
-def make_placement(kind: str, config: EnvConfig, *, num_workers: int | None = None, restart: str = "fail") -> Placement:
+def make_placement(
+    kind: str, config: EnvConfig, *, num_workers: int | None = None, restart: str = "fail", **options: Any
+) -> Placement:
     """Return a placement for the environment of ``config``.
 
     Args:
@@ -56,6 +59,7 @@ def make_placement(kind: str, config: EnvConfig, *, num_workers: int | None = No
         num_workers: at most so many instances live at once, and `acquire` waits for one; None for no limit.
         restart: what becomes of an episode whose worker or container is lost: "fail": it ends as data; "restore": it
             goes on (not inline); see `rollcage.envs.placements.restoring.RestoringHost`.
+        options: more arguments of the class in `PLACEMENTS`.
 
     An environment whose ``metadata["own_sandboxes"]`` is set makes a sandbox for each episode itself. A container would
     keep it from the sandbox manager, so "sandbox" runs its class in threads of this process, and its own argument
@@ -76,4 +80,4 @@ def make_placement(kind: str, config: EnvConfig, *, num_workers: int | None = No
         if restart != "fail":
             raise UserError(f"placement 'inline' knows no restart {restart!r}: use placement 'process' or 'sandbox'.")
         return InlinePlacement(config, num_workers=num_workers)
-    return PLACEMENTS[kind](config, num_workers=num_workers, restart=restart)
+    return PLACEMENTS[kind](config, num_workers=num_workers, restart=restart, **options)

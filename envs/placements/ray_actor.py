@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -10,9 +11,11 @@ from rollcage.envs.placements.base import EnvConfig, EnvDied, EnvOutOfMemory, Pl
 from rollcage.envs.placements.frames import FrameBuffer
 from rollcage.envs.placements.pool import PooledPlacement
 from rollcage.envs.placements.ray_connection import connect
+from rollcage.envs.placements.ray_whereabouts import Whereabouts
 from rollcage.envs.placements.restoring import restarting
 from rollcage.envs.placements.worker_host import WorkerHost
 from rollcage.envs.placements.worker_process import make_request
+from rollcage.errors import UserError
 
 NUM_CPUS = 0.01
 """Of a node, for one environment: it mostly waits for the policy. So a hundred fit where one CPU is free."""
@@ -28,6 +31,12 @@ class EnvActor:
 
         self._server = Server()
 
+    def where(self) -> Whereabouts:
+        """Return where this is."""
+        from rollcage.envs.placements.ray_whereabouts import whereabouts
+
+        return whereabouts()
+
     def answer(self, frame: bytes) -> bytes:
         """Answer one request; never raises."""
         buffer = FrameBuffer()
@@ -38,12 +47,14 @@ class EnvActor:
 class RayHost(WorkerHost):
     """One environment in an actor; see `WorkerHost`."""
 
-    def __init__(self, make_args: dict[str, Any], address: str, num_cpus: float) -> None:
+    def __init__(self, make_args: dict[str, Any], address: str, num_cpus: float, labels: Mapping[str, str]) -> None:
         super().__init__(make_args)
-        self._address, self._num_cpus = address, num_cpus
+        self._address, self._num_cpus, self._labels = address, num_cpus, dict(labels)
+        self._where: Whereabouts | None = None
         self._ray: Any = None
         self._actor: Any = None
         self._asking: asyncio.Task[None] | None = None
+        self._finding: asyncio.Task[None] | None = None
 
     async def start(self, deadline_s: float) -> None:
         """See `Host.start`; tried again where the actor is lost before its environment is built.
@@ -63,11 +74,26 @@ class RayHost(WorkerHost):
     async def _open(self, deadline_s: float) -> None:
         await self._kill()
         self._ray = await asyncio.to_thread(connect, self._address)
-        self._actor = (
-            self._ray.remote(EnvActor)
-            .options(num_cpus=self._num_cpus, scheduling_strategy="SPREAD", max_restarts=0, max_task_retries=0)
-            .remote()
-        )
+        await asyncio.to_thread(self._check_nodes)
+        options = {"num_cpus": self._num_cpus, "label_selector": self._labels, "scheduling_strategy": "SPREAD"}
+        self._actor = self._ray.remote(EnvActor).options(max_restarts=0, max_task_retries=0, **options).remote()
+        self._where = None
+        self._finding = asyncio.create_task(self._find(self._actor.where.remote()), name="where an environment is")
+
+    def _check_nodes(self) -> None:
+        """Raise UserError where no node may ever hold the environment: Ray itself would wait for one."""
+        rows = [row for row in self._ray.nodes() if row["Alive"]]
+        fitting = [row for row in rows if self._labels.items() <= (row.get("Labels") or {}).items()]
+        if not any(row["Resources"].get("CPU", 0.0) >= self._num_cpus for row in fitting):
+            labels = ", ".join(f"{key}={value}" for key, value in self._labels.items()) or "whatever labels"
+            raise UserError(
+                f"ray: no node can hold an environment: it asks for {self._num_cpus:g} CPU on a node with {labels}; "
+                f"of {len(rows)} nodes {len(fitting)} have them, none with so many CPUs. Ask for less, or start a node."
+            )
+
+    async def _find(self, reference: Any) -> None:
+        with suppress(self._ray.exceptions.RayError):  # whoever asks it for something is told
+            self._where = await reference
 
     def _send(self, frame: bytes) -> None:
         if self._actor is None:
@@ -83,14 +109,17 @@ class RayHost(WorkerHost):
         except errors.OutOfMemoryError as error:
             self._settle(EnvOutOfMemory(_first_line(error)))
         except errors.RayError as error:  # the actor, its node, or the whole cluster
-            self._settle(EnvDied(f"the environment's actor is gone: {_first_line(error)}"))
+            where = self._where or "that never started"
+            self._settle(EnvDied(f"the environment's actor ({where}) is gone: {_first_line(error)}"))
 
     async def _kill(self) -> None:
         actor, self._actor = self._actor, None
-        asking, self._asking = self._asking, None
-        if asking is not None:
-            asking.cancel()
-            await asyncio.wait([asking])
+        tasks = [task for task in (self._asking, self._finding) if task is not None]
+        self._asking = self._finding = None
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
         if actor is not None and self._ray.is_initialized():
             with suppress(self._ray.exceptions.RayError):
                 self._ray.kill(actor)
@@ -111,9 +140,10 @@ class RayPlacement(PooledPlacement):
         restart: "fail" or "restore"; see `rollcage.envs.placements.restoring.RestoringHost`.
         address: of the cluster; see `connect`.
         num_cpus: of a node, for one environment.
+        labels: that its node must have, with these values; empty: any node.
 
     Raises:
-        UserError: unknown environment, or one that cannot run elsewhere.
+        UserError: unknown environment, or one that cannot run elsewhere; from `acquire`, also that no node may hold it.
     """
 
     def __init__(
@@ -124,9 +154,10 @@ class RayPlacement(PooledPlacement):
         restart: str = "fail",
         address: str = "",
         num_cpus: float = NUM_CPUS,
+        labels: Mapping[str, str] | None = None,
     ) -> None:
         make_args = make_request(config)
-        super().__init__(restarting(restart, lambda: RayHost(make_args, address, num_cpus)), num_workers)
+        super().__init__(restarting(restart, lambda: RayHost(make_args, address, num_cpus, labels or {})), num_workers)
 
 
 def _first_line(error: Exception) -> str:

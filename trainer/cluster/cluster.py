@@ -6,60 +6,107 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+from rollcage.envs.placements import EnvConfig, Placement, make_placement
 from rollcage.envs.placements.ray_connection import connect, disconnect
+from rollcage.envs.placements.ray_whereabouts import Whereabouts
 from rollcage.errors import UserError, require
+from rollcage.recorder import NullRecorder, Recorder
 from rollcage.trainer.cluster.config import RayConfig
+from rollcage.trainer.cluster.demands import Demand, live_nodes
 from rollcage.trainer.cluster.engine import RayEngine
+from rollcage.trainer.cluster.engine_actor import EngineMaker
 from rollcage.trainer.cluster.learner import RayLearner
+from rollcage.trainer.cluster.node_watch import NodeWatch
+from rollcage.trainer.cluster.sandbox_hosts import SandboxHosts, docker_endpoints
+from rollcage.trainer.cluster.share import Share
 from rollcage.trainer.cluster.weights import WeightStore
 from rollcage.trainer.engines.base import Engine
-from rollcage.trainer.engines.config import EngineConfig
 from rollcage.trainer.learner.base import Learner
 from rollcage.trainer.learner.config import LearnerConfig
 
 
 class RayCluster:
-    """Makes a run's engines and learner on a cluster. They end when they are closed, or this process ends.
+    """Makes a run's engines, learner and environments on a cluster. They end with it, or with this process.
 
     Args:
         ray: the module, connected.
         config: shares of the nodes.
+        share: what is reserved of them.
+        sandboxes: the hosts of sandboxes.
+        recorder: is told of nodes, and where each actor is: event ``actor_started``, gauge ``cluster_actors``.
     """
 
-    def __init__(self, ray: Any, config: RayConfig) -> None:
-        self._ray, self._config = ray, config
+    def __init__(self, ray: Any, config: RayConfig, share: Share, sandboxes: SandboxHosts, recorder: Recorder) -> None:
+        self._ray, self._config, self._share, self._sandboxes = ray, config, share, sandboxes
+        self._recorder = recorder
+        self._watch = NodeWatch(ray, self._recorder)
+        self._places: dict[str, str] = {}
         self._is_ours = False
         self.weights = WeightStore()
 
     @classmethod
-    async def connect(cls, address: str, config: RayConfig) -> RayCluster:
-        """Connect this process; see `rollcage.envs.placements.ray_connection.connect`.
+    async def connect(
+        cls,
+        address: str,
+        config: RayConfig,
+        *,
+        num_engines: int,
+        num_ranks: int,
+        num_envs: int = 0,
+        folder: Path = Path("sandboxes"),
+        recorder: Recorder | None = None,
+    ) -> RayCluster:
+        """Connect this process, and reserve what the run needs.
+
+        Args:
+            address: see `rollcage.envs.placements.ray_connection.connect`.
+            config: shares of the nodes.
+            num_engines, num_ranks: to reserve.
+            num_envs: environments in actors, at most; they are not reserved.
+            folder: of the sandbox manager, where there is need for one.
+            recorder: see the class.
 
         Raises:
-            UserError: no cluster answers.
+            UserError: no cluster answers, or it has no room.
         """
         ray = require("ray", "ray")
         was_connected = ray.is_initialized()
-        cluster = cls(await asyncio.to_thread(connect, address), config)
+        await asyncio.to_thread(connect, address)
+        recorder = recorder or NullRecorder()
+        hosts, share = SandboxHosts(folder, recorder), Share(ray, config, num_engines, num_ranks)
+        cluster = cls(ray, config, share, hosts, recorder)
         cluster._is_ours = not was_connected
+        try:
+            hosts.endpoints = docker_endpoints(await asyncio.to_thread(live_nodes, ray))
+            await share.reserve(Demand("environment", num_envs, {"CPU": config.env_cpus}, config.env_nodes))
+            await cluster._watch.start()
+        except BaseException:
+            await cluster.close()
+            raise
         return cluster
 
     async def close(self) -> None:
-        """End the connection, where this made it: no actor of this process is left then. Idempotent."""
-        if self._is_ours:
-            self._is_ours = False
-            await asyncio.to_thread(disconnect)
+        """End it all, and the connection where this made it: no actor of this is left then. Idempotent."""
+        try:
+            await self._watch.close()
+            await self._sandboxes.close()
+        finally:
+            self._share.free()
+            if self._is_ours:
+                self._is_ours = False
+                await asyncio.to_thread(disconnect)
 
-    def engines(self, config: EngineConfig, num_engines: int) -> list[Engine]:
-        """Return replicas, not started, which spread over the nodes."""
+    def engines(self, config: EngineMaker, num_engines: int) -> list[Engine]:
+        """Return replicas, not started, in what is reserved for them."""
         return [
             RayEngine(
                 self._ray,
                 config,
                 replica,
                 self.weights,
-                self._options(self._config.engine_cpus, self._config.engine_gpus),
+                self._share.engine(replica),
                 ping_timeout_s=self._config.ping_timeout_s,
+                on_start=self._tell,
             )
             for replica in range(num_engines)
         ]
@@ -72,8 +119,32 @@ class RayCluster:
         """
         if self._config.rank_gpus and config.num_ranks > 1:
             raise UserError("ray.rank_gpus goes with learner.num_ranks 1: several ranks run on CPUs only, so far.")
-        options = self._options(self._config.rank_cpus, self._config.rank_gpus)
-        return RayLearner(self._ray, config, checkpoint=checkpoint, options=options)
+        return RayLearner(self._ray, config, checkpoint=checkpoint, options=self._share.rank, on_start=self._tell)
 
-    def _options(self, num_cpus: float, num_gpus: float) -> dict[str, Any]:
-        return {"num_cpus": num_cpus, "num_gpus": num_gpus, "scheduling_strategy": "SPREAD"}
+    async def place(self, kind: str, env: EnvConfig, *, num_workers: int | None, restart: str) -> Placement:
+        """Return a placement: "process" means actors here, and "sandbox" the cluster's hosts, where it reports any.
+
+        Raises:
+            UserError: see `make_placement`.
+        """
+        if kind in ("process", "ray"):
+            return make_placement(
+                "ray",
+                env,
+                num_workers=num_workers,
+                restart=restart,
+                num_cpus=self._config.env_cpus,
+                labels=self._config.env_nodes,
+            )
+        if kind == "sandbox" and self._sandboxes.endpoints:
+            return await self._sandboxes.place(env, num_workers=num_workers, restart=restart)
+        return make_placement(kind, env, num_workers=num_workers, restart=restart)
+
+    def _tell(self, actor: str, where: Whereabouts) -> None:
+        self._recorder.event("actor_started", actor=actor, node=where.node, pid=where.pid, log=where.log)
+        nodes = {where.node, self._places.get(actor, where.node)}
+        self._places[actor] = where.node
+        role = "engine" if actor.startswith("engine") else "rank"
+        for node in nodes:
+            num = sum(its == node and name.split()[0] == actor.split()[0] for name, its in self._places.items())
+            self._recorder.gauge("cluster_actors", num, node=node, role=role)

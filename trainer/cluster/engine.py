@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from rollcage.envs.placements.ray_whereabouts import Whereabouts
 from rollcage.errors import UserError
-from rollcage.trainer.cluster.engine_actor import EngineActor
+from rollcage.trainer.cluster.engine_actor import EngineActor, EngineMaker
+from rollcage.trainer.cluster.packing import pack_request, unpack_generation
 from rollcage.trainer.cluster.weights import StoredWeights, WeightStore
 from rollcage.trainer.engines.base import EngineDied, EngineError, Weights
-from rollcage.trainer.engines.config import EngineConfig
 from rollcage.trainer.types import Generation, Request
 
 PING_S = 5.0
-"""Between two looks whether the actor answers."""
+"""Between two looks whether the actor answers; no longer than it may take to answer."""
 
 
 class RayEngine:
@@ -29,24 +31,29 @@ class RayEngine:
         store: shared by all replicas, so that weights are put there once.
         options: of the actor: num_cpus, num_gpus, and where it may run.
         ping_timeout_s: an actor that does not answer for so long has died.
+        on_start: called with the replica's name and where its actor is, each time that one has started.
+
+    Attributes:
+        num_bytes: of the arrays that requests took there and generations brought back.
     """
 
     def __init__(
         self,
         ray: Any,
-        config: EngineConfig,
+        config: EngineMaker,
         replica: int,
         store: WeightStore,
         options: dict[str, Any],
         *,
         ping_timeout_s: float = 30.0,
+        on_start: Callable[[str, Whereabouts], None] = lambda actor, where: None,
     ) -> None:
-        self.policy_version = 0
+        self.policy_version = self.num_bytes = 0
         self.max_batch_size, self.max_context_tokens = config.max_batch_size, config.max_context_tokens
-        self.pid = 0
-        """Of the actor's process, on its node."""
+        self.where: Whereabouts | None = None
+        """The actor's last place."""
         self._ray, self._config, self._replica, self._store = ray, config, replica, store
-        self._options, self._ping_timeout_s = options, ping_timeout_s
+        self._options, self._ping_timeout_s, self._on_start = options, ping_timeout_s, on_start
         self._actor: Any = None
         self._died: asyncio.Future[str] | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -76,7 +83,8 @@ class RayEngine:
             .remote(self._config, self._replica)
         )
         limit_s = self._config.load_timeout_s
-        self.max_context_tokens, self.max_batch_size, self.pid = await self._ask("start", limit_s=limit_s)
+        self.max_context_tokens, self.max_batch_size, self.where = await self._ask("start", limit_s=limit_s)
+        self._on_start(f"engine {self._replica}", self.where)
         self._watch = asyncio.create_task(self._look_after(), name=f"engine {self._replica}: does it answer?")
 
     async def restart(self) -> None:
@@ -92,7 +100,9 @@ class RayEngine:
         """See `Engine.generate`; the callers' deadlines bound it."""
         self._num_live += 1
         try:
-            answer = await self._ask("generate", request, limit_s=None)
+            packed = pack_request(request)
+            self.num_bytes += packed.num_bytes
+            answer = await self._ask("generate", packed, limit_s=None)
         except asyncio.CancelledError:
             if self._actor is not None and self._died is not None and not self._died.done():
                 self._actor.give_up.remote(request.id)
@@ -103,8 +113,8 @@ class RayEngine:
             self._die(str(answer))
         if isinstance(answer, EngineError):
             raise answer
-        generation: Generation = answer
-        return generation
+        self.num_bytes += answer.num_bytes
+        return unpack_generation(answer)
 
     async def abort(self, request_id: str) -> None:
         """See `Engine.abort`."""
@@ -124,7 +134,8 @@ class RayEngine:
         await self._use(stored, policy_version)
 
     async def _use(self, stored: StoredWeights, policy_version: int) -> None:
-        refused = await self._ask("publish", stored.reference, stored.layout, policy_version)
+        entries = [tuple(entry) for entry in stored.layout.entries]
+        refused = await self._ask("publish", stored.reference, entries, policy_version)
         if refused is not None:
             raise refused
         self.policy_version = policy_version
@@ -163,7 +174,7 @@ class RayEngine:
 
     async def _look_after(self) -> None:
         while True:
-            await asyncio.sleep(PING_S)
+            await asyncio.sleep(min(PING_S, self._ping_timeout_s))
             try:
                 await self._ask("ping", limit_s=self._ping_timeout_s)
             except EngineDied:
@@ -171,7 +182,7 @@ class RayEngine:
 
     def _die(self, reason: str) -> None:
         if self._died is not None and not self._died.done():
-            self._died.set_result(f"engine {self._replica} (an actor): {reason}")
+            self._died.set_result(f"engine {self._replica} (an actor {self.where or 'that never started'}): {reason}")
 
     async def _end(self) -> None:
         watch, self._watch = self._watch, None

@@ -3,14 +3,41 @@
 from __future__ import annotations
 
 import asyncio
-import os
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
-from rollcage.trainer.cluster.weights import unpack
-from rollcage.trainer.engines.base import EngineError
-from rollcage.trainer.engines.config import EngineConfig
-from rollcage.trainer.learner.shared_weights import Layout
-from rollcage.trainer.types import Generation, Request
+from rollcage.envs.placements.ray_whereabouts import Whereabouts, whereabouts
+from rollcage.trainer.cluster.packing import PackedGeneration, PackedRequest, pack_generation, unpack_request
+from rollcage.trainer.engines.base import Engine, EngineError, Weights
+from rollcage.trainer.types import Generation
+
+
+class EngineMaker(Protocol):
+    """The configuration of an engine, such as `EngineConfig`, which goes to the node and makes the engine there."""
+
+    @property
+    def max_batch_size(self) -> int:
+        """See `Engine`."""
+        ...
+
+    @property
+    def max_context_tokens(self) -> int:
+        """See `Engine`; at most."""
+        ...
+
+    @property
+    def load_timeout_s(self) -> float:
+        """Longest start."""
+        ...
+
+    @property
+    def step_timeout_s(self) -> float:
+        """Longest answer to anything but a generation."""
+        ...
+
+    def make(self, replica: int = 0) -> Engine:
+        """Return engine number ``replica``, not started."""
+        ...
 
 
 class EngineActor:
@@ -21,26 +48,27 @@ class EngineActor:
         replica: its number.
     """
 
-    def __init__(self, config: EngineConfig, replica: int) -> None:
+    def __init__(self, config: EngineMaker, replica: int) -> None:
         self._engine = config.make(replica)
         self._running: dict[str, asyncio.Task[Generation]] = {}
 
-    async def start(self) -> tuple[int, int, int]:
-        """Load the model; returns the longest context, the most requests at once, and the id of this process."""
+    async def start(self) -> tuple[int, int, Whereabouts]:
+        """Load the model; returns the longest context, the most requests at once, and where this is."""
         await self._engine.start()
-        return self._engine.max_context_tokens, self._engine.max_batch_size, os.getpid()
+        return self._engine.max_context_tokens, self._engine.max_batch_size, whereabouts()
 
     async def ping(self) -> None:
         """Answer: this process lives, and its event loop runs."""
 
-    async def generate(self, request: Request) -> Generation | EngineError:
+    async def generate(self, packed: PackedRequest) -> PackedGeneration | EngineError:
         """Sample; what the engine refuses or fails at is returned, so that its kind is kept on the way."""
+        request = unpack_request(packed)
         while (earlier := self._running.get(request.id)) is not None:  # of a caller that gave it up
             earlier.cancel()
             await asyncio.wait([earlier])
         self._running[request.id] = task = asyncio.create_task(self._engine.generate(request))
         try:
-            return await task
+            return pack_generation(await task)
         except EngineError as error:
             return error
         finally:
@@ -64,10 +92,17 @@ class EngineActor:
         """See `Engine.resume`."""
         await self._engine.resume()
 
-    async def publish(self, block: Any, layout: Layout, policy_version: int) -> EngineError | None:
+    async def publish(
+        self, block: Any, entries: Sequence[tuple[str, tuple[int, ...], str, int]], policy_version: int
+    ) -> EngineError | None:
         """Use the weights in ``block``, which Ray has brought to this node; returns what is wrong with them."""
+        weights: Weights = {}
+        if entries:
+            from rollcage.trainer.cluster.weights import unpack  # with PyTorch: an engine without weights needs none
+
+            weights = unpack(block, entries)
         try:
-            await self._engine.publish(unpack(block, layout), policy_version)
+            await self._engine.publish(weights, policy_version)
         except EngineError as error:
             return error
         return None

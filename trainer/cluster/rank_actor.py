@@ -8,6 +8,7 @@ import socket
 import struct
 from typing import Any
 
+from rollcage.envs.placements.ray_whereabouts import Whereabouts, whereabouts
 from rollcage.errors import UserError
 
 _ADDRESS_OF_INTERFACE = 0x8915
@@ -33,8 +34,8 @@ class RankActor:
 
         return str(ray.util.get_node_ip_address())
 
-    def prepare(self, master: str) -> int:
-        """Import what a rank needs, and say where rank 0 is; returns the id of this process."""
+    def prepare(self, master: str) -> Whereabouts:
+        """Import what a rank needs, and say where rank 0 is; returns where this one is."""
         os.environ["MASTER_ADDR"] = master
         if interface := interface_of(self.address()):
             os.environ["GLOO_SOCKET_IFNAME"] = interface
@@ -42,7 +43,7 @@ class RankActor:
         from rollcage.trainer.learner.shared_weights import open_memory
 
         self._rank = DeepSpeedRank(memory=open_memory())
-        return os.getpid()
+        return whereabouts()
 
     def call(self, method: str, *arguments: Any) -> tuple[str, Any]:
         """Let the rank do something: ("ok", what it returns), or ("refused", why)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,7 +41,7 @@ class RemoteWeights(Mapping[str, Tensor]):
         if self._fetched is None:
             import ray
 
-            self._fetched = unpack(ray.get(self.stored.reference), self.stored.layout)
+            self._fetched = unpack(ray.get(self.stored.reference), self.stored.layout.entries)
         return self._fetched
 
     def __getitem__(self, name: str) -> Tensor:
@@ -89,12 +89,19 @@ def put(weights: Weights) -> StoredWeights:
     return StoredWeights(ray.put(block), layout)
 
 
-def unpack(block: np.ndarray[Any, np.dtype[np.uint8]], layout: Layout) -> dict[str, Tensor]:
-    """Return name -> tensor that looks into the block, which is shared by all of a node: to be read only."""
+def unpack(
+    block: np.ndarray[Any, np.dtype[np.uint8]], entries: Iterable[tuple[str, tuple[int, ...], str, int]]
+) -> dict[str, Tensor]:
+    """Return name -> tensor that looks into the block, which is shared by all of a node: to be read only.
+
+    Args:
+        block: the bytes.
+        entries: name, shape, dtype and offset of each weight, as in `Layout`.
+    """
     weights = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch knows no tensor that cannot be written
-        for name, shape, dtype_name, offset in layout.entries:
+        for name, shape, dtype_name, offset in entries:
             dtype = getattr(torch, dtype_name)
             num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
             weights[name] = torch.from_numpy(block[offset : offset + num_bytes]).view(dtype).view(shape)

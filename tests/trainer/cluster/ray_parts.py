@@ -1,19 +1,21 @@
-"""What the tests of runs on a Ray cluster run there: a scripted engine that any node can make."""
+"""Runs with scripted engines and the loop that every run has, on a cluster or here."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from tests.trainer.cluster.scripted_config import ScriptedConfig
+
 from rollcage.envs import TextEnv, make
-from rollcage.envs.placements import EnvConfig, make_placement
+from rollcage.envs.placements import EnvConfig, Placement, make_placement
 from rollcage.recorder import NullRecorder
+from rollcage.trainer.cluster.cluster import RayCluster
+from rollcage.trainer.cluster.config import RayConfig
 from rollcage.trainer.engines.base import Engine
-from rollcage.trainer.engines.config import EngineConfig
-from rollcage.trainer.engines.scripted import Line, ScriptedEngine
 from rollcage.trainer.learner.batch import Batch
 from rollcage.trainer.learner.scripted import ScriptedLearner
 from rollcage.trainer.loop import Parts, Progress, train
@@ -24,25 +26,9 @@ from rollcage.trainer.rollout.conversation import ChatFormat
 from rollcage.trainer.rollout.policy_agent import PolicyAgent
 from rollcage.trainer.rollout.router import Router
 from rollcage.trainer.rollout.tasks import TaskOrder
-from rollcage.trainer.types import Request, Sampling, Trajectory
+from rollcage.trainer.types import Sampling
 
 ENV = EnvConfig("rollcage/Countdown-v0", {"split": "train", "max_attempts": 3})
-
-
-def say_numbers(request: Request, policy_version: int, token_s: float) -> Line:
-    """Ten letters and a stop, by the request's seed and the policy's version."""
-    ids = [100 + (request.seed + 7 * index + policy_version) % 300 for index in range(10)]
-    return Line([*ids, min(request.stop_ids)] if request.stop_ids else ids, token_s=token_s)
-
-
-@dataclass(frozen=True)
-class ScriptedConfig(EngineConfig):
-    """An engine that says what `say_numbers` says."""
-
-    token_s: float = 0.0
-
-    def make(self, replica: int = 0, *, log: Path | None = None) -> Engine:
-        return ScriptedEngine(lambda request, version: say_numbers(request, version, self.token_s))
 
 
 @dataclass
@@ -51,54 +37,73 @@ class Done:
 
     progress: Progress
     batches: list[Batch]
-    episodes: list[Trajectory]
+    events: Events
+
+
+class Events(NullRecorder):
+    """Keeps the events that it is told."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def event(self, name: str, **fields: Any) -> None:
+        self.rows.append({"event": name, **fields})
+
+    def of(self, name: str) -> list[dict[str, Any]]:
+        return [row for row in self.rows if row["event"] == name]
 
 
 def train_scripted(
-    engines: list[Engine],
-    placement_kind: str,
+    shares: Sequence[tuple[RayConfig, int]],
+    engine: ScriptedConfig,
     config: RolloutConfig,
     *,
     num_updates: int,
-    restart: str = "fail",
     disturb: Callable[[Done, Router], Awaitable[None]] | None = None,
-    num_workers: int = 6,
 ) -> Done:
-    """Train with the loop that every run has; ``disturb`` goes on beside it."""
+    """Train with the loop that every run has; ``disturb`` goes on beside it.
+
+    Args:
+        shares: of the cluster that this process is connected to, each with a number of engines; none: two engines and
+            the environments are in this process.
+        engine: makes an engine.
+    """
     env: Any = make(ENV.env_id, **ENV.kwargs).unwrapped
     assert isinstance(env, TextEnv)
     chat = ChatFormat(load_tokenizer(small_policy_path()))
     order = TaskOrder(env.tasks, "train", seed=0)
-    done = Done(Progress(), [], [])
+    done = Done(Progress(), [], Events())
 
     async def after_update(metrics: dict[str, float]) -> None:
         columns = ("trained", "filtered", "stale", "failed", "cancelled", "in_flight")
         assert metrics["account/started"] == sum(metrics[f"account/{column}"] for column in columns)
 
     async def main() -> None:
-        router = Router(engines)
-        placement = make_placement(placement_kind, ENV, num_workers=num_workers, restart=restart)
+        async with AsyncExitStack() as stack:
+            engines: list[Engine] = []
+            placement: Placement | None = None
+            for share, num in shares:
+                cluster = await RayCluster.connect("", share, num_engines=num, num_ranks=0, recorder=done.events)
+                stack.push_async_callback(cluster.close)
+                engines += cluster.engines(engine, num)
+                placement = placement or await cluster.place("ray", ENV, num_workers=config.num_slots, restart="fail")
+            placement = placement or make_placement("inline", ENV, num_workers=config.num_slots)
+            router = Router(engines or [engine.make() for _ in range(2)], recorder=done.events)
+            stack.push_async_callback(router.close)
+            stack.push_async_callback(placement.close)
 
-        def agent(group: int, member: int, seed: int) -> PolicyAgent:
-            return PolicyAgent(router, chat, Sampling(16), name=f"{group}.{member}", group=str(group), seed=seed)
+            def agent(group: int, member: int, seed: int) -> PolicyAgent:
+                return PolicyAgent(router, chat, Sampling(16), name=f"{group}.{member}", group=str(group), seed=seed)
 
-        learner = ScriptedLearner(train_s=0.1, on_train=done.batches.append)
-        parts = Parts(learner, router, placement, order.task_id, agent, done.episodes.append)
-        disturbing = None
-        try:
+            learner = ScriptedLearner(train_s=0.1, on_train=done.batches.append)
+            parts = Parts(learner, router, placement, order.task_id, agent)
             await router.start()
-            if disturb is not None:
-                disturbing = asyncio.create_task(disturb(done, router))
-            await train(
-                config, parts, done.progress, NullRecorder(), num_updates=num_updates, after_update=after_update
-            )
-            if disturbing is not None:
-                await disturbing
-        finally:
-            if disturbing is not None:
-                disturbing.cancel()
-            await placement.close()
-            await router.close()
+            async with asyncio.TaskGroup() as tasks:
+                if disturb is not None:
+                    tasks.create_task(disturb(done, router))
+                await train(
+                    config, parts, done.progress, NullRecorder(), num_updates=num_updates, after_update=after_update
+                )
 
     asyncio.run(main())
     return done

@@ -9,8 +9,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-from tests.ray_cluster import RayNodes, ray_nodes
+from tests.ray_cluster import RayNodes
 from tests.trainer.disturbed_run import check_metrics
 
 from rollcage.monitor.run_folder import read_metrics, read_rows
@@ -19,10 +18,7 @@ from rollcage.trainer.cluster.config import RayConfig
 from rollcage.trainer.presets import PRESETS
 from rollcage.trainer.run import Run
 
-__all__ = ["ray_nodes"]
 
-
-@pytest.mark.timeout(300)
 def test_a_run_whose_learner_loses_a_rank_goes_on_from_its_last_checkpoint(ray_nodes: RayNodes, tmp_path: Path) -> None:
     preset = PRESETS["countdown-small"][1]
     config = replace(
@@ -31,11 +27,11 @@ def test_a_run_whose_learner_loses_a_rank_goes_on_from_its_last_checkpoint(ray_n
         address=ray_nodes.address,
         ray=RayConfig(engine_cpus=0.1, rank_cpus=0.1),
         env=replace(preset.env, placement="process"),
-        rollout=replace(preset.rollout, num_groups=2, group_size=4, num_slots=6),
+        rollout=replace(preset.rollout, num_groups=2, group_size=2, num_slots=3),
         learner=replace(preset.learner, num_ranks=2),
         eval=replace(preset.eval, num_tasks=0),
-        num_engines=2,
-        num_updates=3,
+        num_engines=1,
+        num_updates=2,
         checkpoint_every=1,
     )
     folder = tmp_path / "run"
@@ -59,6 +55,9 @@ def test_a_run_whose_learner_loses_a_rank_goes_on_from_its_last_checkpoint(ray_n
     assert metrics[-1]["account/cancelled"] > 0, "what was in flight when the learner went"
     [restarted] = [row for row in read_rows(folder, "events") if row["event"] == "learner_restarted"]
     assert restarted["policy_version"] >= 1
+    started = [row for row in read_rows(folder, "events") if row["event"] == "actor_started"]
+    assert sorted(row["actor"] for row in started) == sorted(["engine 0", "learner rank 0", "learner rank 1"] * 2)
+    assert all(Path(row["log"]).is_file() for row in started)
     deadline = time.monotonic() + 30  # Ray ends an actor's process some time after it was told to
     while ray_nodes.actors("RankActor") + ray_nodes.actors("EngineActor"):
         assert time.monotonic() < deadline
