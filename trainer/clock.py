@@ -94,6 +94,8 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
 
     def _timer_handle_cancelled(self, timer: asyncio.TimerHandle) -> None:
         """Forget cancelled timers once they are most of all: deadlines are set by the thousand and seldom met."""
+        if not timer._scheduled:  # type: ignore[attr-defined]
+            return  # it has fired, as that of every sleep that came to its end
         self._num_cancelled += 1
         if self._num_cancelled > 100 + len(self._timers) // 2:
             self._timers = [entry for entry in self._timers if not entry[2].cancelled()]
@@ -122,6 +124,16 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
             handle = self._ready.popleft()
             if not handle.cancelled():
                 handle._run()
+
+    def call_soon(
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
+        """Call ``callback(*args)`` in the next round; without asyncio's checks, for all that happens comes by here."""
+        if self.is_closed():
+            raise RuntimeError("the event loop is closed")
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
 
     def call_soon_threadsafe(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None

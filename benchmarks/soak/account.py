@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rollcage.monitor.run_folder import read_metrics, read_rows
+from rollcage.monitor.store.segments import START, Streams
+from rollcage.monitor.store.summary import parse
 
 FATES = ("trained", "filtered", "stale", "failed", "cancelled", "in_flight")
 GAP = "learner/logprob_gap_mean"
@@ -95,8 +97,12 @@ def take_account(
 
 
 def _failures(run: Path) -> Counter[str]:
-    failures = [row["failure"] for row in read_rows(run, "trajectories") if row.get("failure")]
-    return Counter(f"{failure['kind']}/{failure['reason']}" for failure in failures)
+    reasons = Counter[str]()
+    for _, line in Streams(run).lines("trajectories", START):  # one by one: hours of episodes fill the memory
+        row = parse(line)
+        if row and (failure := row.get("failure")):
+            reasons[f"{failure['kind']}/{failure['reason']}"] += 1
+    return reasons
 
 
 def _is_one_by_one(versions: Sequence[int]) -> bool:

@@ -14,11 +14,11 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from rollcage.benchmarks.soak.account import take_account
+from rollcage.benchmarks.soak.account import Finding, take_account
 from rollcage.benchmarks.soak.training import Training
 from rollcage.benchmarks.soak.unruly import ENV_ID
 from rollcage.command import CommandParser, natural, natural_float, positive
-from rollcage.errors import UserError
+from rollcage.errors import RollcageError, UserError
 from rollcage.monitor.live import measuring
 from rollcage.monitor.run_folder import read_metrics
 from rollcage.recorder import Recorder
@@ -66,14 +66,19 @@ def main(argv: Sequence[str]) -> int:
     with measuring(arguments.metrics_port) as (recorder, metrics):
         if metrics:
             sys.stderr.write(f"metrics: {metrics}\n")
-        done = asyncio.run(_soak(training, arguments, injuries, recorder))
-    findings = take_account(
-        run,
-        async_ratio=arguments.async_ratio,
-        resumed_from=training.resumed_from,
-        leftovers=training.leftovers,
-        attacked=bool(done),
-    )
+        done, gave_up = asyncio.run(_soak(training, arguments, injuries, recorder))
+    if not training.version():
+        raise RollcageError(gave_up or "it was stopped before the first update: there is nothing to account for.")
+    findings = [
+        Finding("progress", not gave_up, gave_up or f"{training.num_updates} updates, each in time"),
+        *take_account(
+            run,
+            async_ratio=arguments.async_ratio,
+            resumed_from=training.resumed_from,
+            leftovers=training.leftovers,
+            attacked=bool(done),
+        ),
+    ]
     shutil.rmtree(arguments.out / "sandboxes", ignore_errors=True)
     what = ", ".join(f"{num} x {name}" for name, num in sorted(done.items())) or "none"
     sys.stdout.write(f"injuries: {what}; the trainer gave up by itself {training.ended_by_itself} times\n")
@@ -98,15 +103,23 @@ def train_arguments(arguments: object) -> list[str]:
         *("--rollout.async-ratio", str(given["async_ratio"])),
         *("--rollout.env-deadline-s", "5", "--rollout.turn-deadline-s", "60", "--rollout.episode-deadline-s", "120"),
         *("--num-updates", "1000000", "--max-train-s", "1e9", "--checkpoint-every", "2", "--eval.num-tasks", "0"),
+        *("--store.keep-mib", "256"),  # of each large stream: hours of episodes, and a disk that does not fill
         *("--seed", str(given["seed"])),
         *given["override"],
     ]
 
 
-async def _soak(training: Training, arguments: object, injuries: Sequence[str], recorder: Recorder) -> Counter[str]:
-    """Injure the run until its time is over; returns what was done how often. The run has ended on return."""
+async def _soak(
+    training: Training, arguments: object, injuries: Sequence[str], recorder: Recorder
+) -> tuple[Counter[str], str]:
+    """Injure the run until its time is over, or somebody stops us: the run has ended on return.
+
+    Returns what was done how often, and "" or why the run could not go on.
+    """
     given, rng, done = vars(arguments), random.Random(vars(arguments)["seed"]), Counter[str]()
-    ends_at = time.monotonic() + 3600.0 * given["hours"]
+    begin_s = time.monotonic()
+    ends_at = begin_s + 3600.0 * given["hours"]
+    gave_up = ""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
@@ -120,14 +133,21 @@ async def _soak(training: Training, arguments: object, injuries: Sequence[str], 
                 done[name] += 1
                 recorder.counter("soak_injuries", what=name)
             await training.next_update()
-            sys.stderr.write(f"\r{done.total()} injuries, version {training.version()}, last: {name}      ")
+            minutes = (time.monotonic() - begin_s) / 60
+            sys.stderr.write(
+                f"{minutes:.1f} min: {done.total()} injuries, version {training.version()}, last: {name}\n"
+            )
         await training.next_update()
+    except asyncio.CancelledError:
+        task.uncancel()
+        sys.stderr.write("stopped before its time: the account of what there is\n")
+    except RollcageError as error:
+        gave_up = str(error)
     finally:
         await training.stop()
-        sys.stderr.write("\n")
         if given["placement"] == "sandbox":
             training.leftovers += [f"container {name}" for name in await _containers_left(training)]
-    return done
+    return done, gave_up
 
 
 async def _injure(training: Training, name: str, rng: random.Random) -> bool:

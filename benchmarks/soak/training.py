@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rollcage.errors import RollcageError, UserError, require
-from rollcage.monitor.run_folder import read_rows
+from rollcage.errors import RollcageError, require
+from rollcage.monitor.store.segments import START, Streams
+from rollcage.monitor.store.summary import parse
 from rollcage.trainer.checkpoints import newest_checkpoint
 
 ROLES = {
@@ -38,6 +39,7 @@ class Training:
         resumed_from: the newest checkpoint at each start, by its folder's name, None where there was none.
         ended_by_itself: how often the process gave up, rather than being killed.
         leftovers: processes that outlived their run, in words.
+        num_updates: that the run has told of, those that were made again after a resume included.
     """
 
     def __init__(self, run: Path, arguments: Sequence[str], patience_s: float) -> None:
@@ -45,6 +47,8 @@ class Training:
         self._run, self._arguments, self._patience_s = run, arguments, patience_s
         self._process: subprocess.Popen[bytes] | None = None
         self._state = run.parent / "sandboxes"
+        self._read_to = START
+        self.num_updates = self._version = 0
         self.resumed_from: list[str | None] = []
         self.ended_by_itself = 0
         self.leftovers: list[str] = []
@@ -67,11 +71,8 @@ class Training:
 
     def version(self) -> int:
         """The newest policy version that the run has told of; 0 before the first."""
-        try:
-            rows = read_rows(self._run, "metrics")
-        except UserError:
-            return 0
-        return int(rows[-1]["policy_version"]) if rows else 0
+        self._read_on()
+        return self._version
 
     async def next_update(self) -> None:
         """Wait until the run has made an update after now; start it again where it has ended.
@@ -79,9 +80,9 @@ class Training:
         Raises:
             RollcageError: it makes none in time, or ends again and again.
         """
-        num_rows, deadline = self._num_updates(), asyncio.get_running_loop().time() + self._patience_s
+        num_updates, deadline = self._read_on(), asyncio.get_running_loop().time() + self._patience_s
         num_ends = 0
-        while self._num_updates() <= num_rows:
+        while self._read_on() <= num_updates:
             if self._process is None or self._process.poll() is not None:
                 self.ended_by_itself, num_ends = self.ended_by_itself + 1, num_ends + 1
                 if num_ends == MAX_ENDS:
@@ -157,8 +158,13 @@ class Training:
         text = self._log.read_text(errors="replace")[-LOG_TAIL:] if self._log.is_file() else ""
         return f"the end of {self._log}:\n{text}"
 
-    def _num_updates(self) -> int:
-        return len(read_rows(self._run, "metrics")) if (self._run / "config.json").is_file() else 0
+    def _read_on(self) -> int:
+        """Return the updates that the run has told of; reads what is new, for hours of rows are asked for often."""
+        for (segment, offset), line in Streams(self._run).lines("metrics", self._read_to):
+            self._read_to = segment, offset + len(line)
+            if row := parse(line):
+                self.num_updates, self._version = self.num_updates + 1, int(row["policy_version"])
+        return self.num_updates
 
     def _children(self) -> list[Any]:
         return [] if self._process is None else self._descendants(self._process.pid)

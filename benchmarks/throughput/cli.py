@@ -99,6 +99,7 @@ def summary(figures: Mapping[str, Figure]) -> dict[str, Any]:
         if "in_flight" in row
     }
     result: dict[str, Any] = {name: round(figure.value, 3) for name, figure in figures.items()}
+    result |= {name: round(ratio, 3) for figure in figures.values() for name, ratio in figure.more.items()}
     goals = {name: figure.value >= figure.goal for name, figure in figures.items() if figure.goal is not None}
     result["reaches_goal"] = goals
     if of_bound:

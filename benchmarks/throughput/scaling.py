@@ -14,6 +14,7 @@ from rollcage.trainer.simulation.model import simulate
 from rollcage.trainer.simulation.plan import asynchronous
 
 _LIMIT_TOKENS = 8000
+_LIMITED = replace(RLVR, lengths=Lognormal(1000, longest=_LIMIT_TOKENS))
 
 
 def scaling_8x(effort: Effort) -> Figure:
@@ -37,7 +38,7 @@ def scaling_8x(effort: Effort) -> Figure:
 
 
 def _row(num_gpus: int, num_groups: int, group_size: int, effort: Effort, *, limited: bool) -> dict[str, Any]:
-    workload = replace(RLVR, lengths=Lognormal(1000, longest=_LIMIT_TOKENS)) if limited else RLVR
+    workload = _LIMITED if limited else RLVR
     gpus = resources(workload, num_gpus)
     cluster = gpus.split(round(num_gpus / 3))
     size = {"num_groups": num_groups, "group_size": group_size}
@@ -59,13 +60,16 @@ def _row(num_gpus: int, num_groups: int, group_size: int, effort: Effort, *, lim
 
 
 def orchestration(effort: Effort) -> Figure:
-    """Processor time for one episode of one turn, by how many are in flight."""
+    """Processor time for one episode of one turn, by how many are in flight.
+
+    Lengths have a limit: else the longest of 100,000 is three times that of 1,000, and all are padded to it.
+    """
     rows = []
     for num_in_flight in (100, 1000, 10_000, 100_000) if effort.full else (100, 1000, 10_000):
         chosen = config(num_in_flight // 4, 4)
         cluster = engines_only(-(-num_in_flight // SLOTS))
         num_updates = max(1, 4000 // num_in_flight)
-        prediction = simulate(RLVR, cluster, chosen, num_updates=num_updates, tokens_per_id=200)
+        prediction = simulate(_LIMITED, cluster, chosen, num_updates=num_updates, tokens_per_id=200)
         rows.append(
             {
                 "in_flight": num_in_flight,

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rollcage.benchmarks.soak.account import FATES, take_account
+from rollcage.benchmarks.soak import account, soak, training
+from rollcage.benchmarks.soak.account import FATES, Finding, take_account
 from rollcage.benchmarks.soak.soak import main
 from rollcage.benchmarks.soak.unruly import ENV_ID, UnrulyEnv
 from rollcage.envs import make
@@ -30,7 +35,8 @@ PROMISES = (
 
 @pytest.mark.timeout(600)
 def test_a_run_keeps_its_promises_although_it_is_attacked(tmp_path: Path) -> None:
-    command = ["bench", "soak", "--injuries", "3", "--pause", "1", "--only", "learner", "worker", "stop", "--json"]
+    command = ["bench", "soak", "--injuries", "3", "--pause", "0.2", "--only", "learner", "worker", "stop", "--json"]
+    command += ["--override=--rollout.env-deadline-s=2"]
     done = subprocess.run(
         [sys.executable, "-m", "rollcage", *command, "--out", str(tmp_path / "soak")],
         capture_output=True,
@@ -41,7 +47,7 @@ def test_a_run_keeps_its_promises_although_it_is_attacked(tmp_path: Path) -> Non
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["held"]
     assert sum(told["injuries"].values()) == 3
-    assert tuple(told["promises"]) == PROMISES
+    assert tuple(told["promises"]) == ("progress", *PROMISES)
 
 
 def row(version: int, **changes: float) -> dict[str, Any]:
@@ -82,20 +88,23 @@ def episode(**changes: Any) -> dict[str, Any]:
 FAILED = {"failure": {"kind": "infra", "reason": "env_died", "message": ""}, "turns": []}
 
 
-def broken(
+def write(
     folder: Path,
     rows: list[dict[str, Any]],
-    *,
     starts: tuple[str | None, ...] = (None, "runs/x/checkpoints/step-000001"),
     episodes: tuple[dict[str, Any], ...] = (),
-    leftovers: tuple[str, ...] = (),
-) -> list[str]:
-    """Return which promises a run with these records broke."""
+) -> None:
+    """Write the records of a run."""
     (folder / "checkpoints").mkdir(parents=True)
     (folder / "config.json").write_text("{}")
     events = [{"event": "start", "resumed_from": start} for start in starts]
     for name, lines in (("metrics", rows), ("events", events), ("trajectories", episodes or (episode(),))):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def broken(folder: Path, rows: list[dict[str, Any]], *, leftovers: tuple[str, ...] = (), **records: Any) -> list[str]:
+    """Return which promises a run with these records broke."""
+    write(folder, rows, **records)
     findings = take_account(
         folder, async_ratio=1.0, resumed_from=(None, "step-000001"), leftovers=leftovers, attacked=True
     )
@@ -103,8 +112,15 @@ def broken(
     return [finding.promise for finding in findings if not finding.held]
 
 
-def test_the_account_finds_each_broken_promise(tmp_path: Path) -> None:
+def replays_well(run: Path) -> Finding:
+    return Finding("determinism", True, "")
+
+
+def test_the_account_finds_each_broken_promise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     good = [row(1), row(2), row(3)]
+    different = (episode(), episode(prompt="Another one."))
+    assert broken(tmp_path / "8", good, episodes=different) == ["determinism"]
+    monkeypatch.setattr(account, "_replayed", replays_well)
     assert broken(tmp_path / "0", good) == []
     assert broken(tmp_path / "1", [*good[:2], row(3, learner__logprob_gap_mean=2.0)]) == ["token in, token out"]
     assert broken(tmp_path / "2", [*good[:2], row(3, rollout__staleness_max=2)]) == ["freshness"]
@@ -115,12 +131,58 @@ def test_the_account_finds_each_broken_promise(tmp_path: Path) -> None:
     other = (None, "runs/x/checkpoints/step-000002")
     assert broken(tmp_path / "6", good, starts=other) == ["resume"], "not from the newest checkpoint"
     assert broken(tmp_path / "7", good, leftovers=("process 7",)) == ["cleanliness"]
-    different = (episode(), episode(prompt="Another one."))
-    assert broken(tmp_path / "8", good, episodes=different) == ["determinism"]
     assert broken(tmp_path / "9", quiet, episodes=(episode(), episode(**FAILED))) == []
 
 
-def test_a_run_that_never_begins_and_a_folder_in_use_are_said(tmp_path: Path) -> None:
+class Scripted(training.Training):
+    """A run without a process, that makes two updates at once; then `script` says what happens."""
+
+    script = staticmethod(lambda: None)
+
+    def start(self) -> None:
+        self.resumed_from.append(None)
+
+    async def next_update(self) -> None:
+        if self._read_on():
+            self.script()
+            await asyncio.sleep(0.01)
+        else:
+            write(self._run, [row(1), row(2)], starts=(None,))
+
+
+def soaked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], script: Callable[[], None]
+) -> tuple[int, list[str]]:
+    monkeypatch.setattr(soak, "Training", Scripted)
+    monkeypatch.setattr(Scripted, "script", staticmethod(script))
+    monkeypatch.setattr(account, "_replayed", replays_well)
+    code = main(["--out", str(tmp_path), "--pause", "0.01", "--injuries", "1000", "--only", "worker"])
+    return code, capsys.readouterr().out.splitlines()
+
+
+def test_an_hour_that_is_cut_short_ends_with_the_account_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, told = soaked(tmp_path, monkeypatch, capsys, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert code == 0, told
+    assert told[1] == "held   progress: 2 updates, each in time"
+    assert len(told) == 2 + len(PROMISES)
+
+
+def test_a_run_that_stops_making_updates_breaks_a_promise_and_is_accounted_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stuck() -> None:
+        raise RollcageError("no update within 300 s")
+
+    code, told = soaked(tmp_path, monkeypatch, capsys, stuck)
+    assert code == 1
+    assert told[1] == "BROKEN progress: no update within 300 s"
+    assert sum(line.startswith("held") for line in told) == len(PROMISES)
+
+
+def test_a_run_that_never_begins_and_a_folder_in_use_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "MAX_ENDS", 1)
     with pytest.raises(RollcageError, match="it ends without an update"):
         main(["--out", str(tmp_path / "a"), "--override=--no-such-field=1"])
     (tmp_path / "b" / "run").mkdir(parents=True)

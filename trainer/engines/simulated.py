@@ -28,6 +28,8 @@ class Speed:
         first_token_s: seconds before a request's first token, in its slot.
         publish_s: seconds that taking new weights holds all requests up.
         contention: how many times as long a token takes while the learner trains, where both share one machine.
+        prompt_token_s: seconds that each token of a prompt holds its replica up, once the request has a slot: the
+            others get no tokens while one's prompt is read.
     """
 
     token_s: float
@@ -35,6 +37,7 @@ class Speed:
     first_token_s: float = 0.0
     publish_s: float = 0.0
     contention: float = 1.0
+    prompt_token_s: float = 0.0
 
     def slower(self, factor: float) -> Speed:
         """Return the speed of a replica that takes ``factor`` times as long for its tokens."""
@@ -43,6 +46,7 @@ class Speed:
             token_s=self.token_s * factor,
             load_token_s=self.load_token_s * factor,
             first_token_s=self.first_token_s * factor,
+            prompt_token_s=self.prompt_token_s * factor,
         )
 
 
@@ -92,6 +96,7 @@ class SimulatedEngine:
         self._ends: list[tuple[float, int, _Job]] = []
         self._num_starts = 0
         self._progress = 0.0
+        self._reading_s = 0.0  # what prompts still hold everybody up, without the learner beside
         self._since_s = 0.0
         self._num_holds = 0
         self._published: list[tuple[float, int]] = []
@@ -197,7 +202,9 @@ class SimulatedEngine:
         if now_s > self._since_s:
             self.busy_slot_s += (now_s - self._since_s) * len(self._running)
             if self._running and not self._num_holds:
-                self._progress += (now_s - self._since_s) / self._token_s()
+                read_s = min(self._reading_s, (now_s - self._since_s) / self._factor)
+                self._reading_s -= read_s
+                self._progress += (now_s - self._since_s - read_s * self._factor) / self._token_s()
         self._since_s = now_s
 
     def _hold(self, change: int) -> None:
@@ -213,6 +220,7 @@ class SimulatedEngine:
                 continue  # it was aborted or cancelled while it waited
             self._running[job.request.id] = job
             job.start = self._progress + self._speed.first_token_s / self._token_s()
+            self._reading_s += len(job.request.prompt_ids) * self._tokens_per_id * self._speed.prompt_token_s
             self._num_starts += 1
             heapq.heappush(self._ends, (job.start + job.length, self._num_starts, job))
 
@@ -222,7 +230,8 @@ class SimulatedEngine:
             heapq.heappop(self._ends)  # it was aborted or cancelled
         when_s = None
         if self._ends and not self._num_holds and self._died is None:
-            when_s = self._since_s + max(self._ends[0][0] - self._progress, 0.0) * self._token_s()
+            left_s = max(self._ends[0][0] - self._progress, 0.0) * self._token_s()
+            when_s = self._since_s + (self._reading_s * self._factor + left_s)
         if self._timer is not None:
             if when_s == self._timer.when():
                 return

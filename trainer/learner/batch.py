@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -96,35 +98,50 @@ def make_batch(groups: Sequence[Group]) -> Batch:
         anchors=np.full(shape, -1, np.int32),
         greedy_returns=np.array([greedy[t.sample_id[0]] for _, t, _, _ in rows], np.float32),
     )
-    for row, (_, _, _, segment) in enumerate(rows):
-        length = len(segment.token_ids)
-        batch.token_ids[row, :length] = segment.token_ids
-        batch.attention_mask[row, :length] = True
-        batch.loss_mask[row, :length] = segment.loss_mask
-        batch.rollout_logprobs[row, :length] = segment.rollout_logprobs
-        batch.policy_versions[row, :length] = segment.policy_versions
-    observations: dict[str, int] = {}
-    row = 0
-    for trajectory in trajectories:
-        _place_turns(batch, row, trajectory, observations)
-        row += len(trajectory.segments)
+    segments = [row[3] for row in rows]
+    batch.attention_mask[:] = np.arange(num_tokens) < np.array([len(s.token_ids) for s in segments])[:, None]
+    _fill(batch.token_ids, batch.attention_mask, (s.token_ids for s in segments))
+    _fill(batch.loss_mask, batch.attention_mask, (s.loss_mask for s in segments))
+    _fill(batch.rollout_logprobs, batch.attention_mask, (s.rollout_logprobs for s in segments))
+    _fill(batch.policy_versions, batch.attention_mask, (s.policy_versions for s in segments))
+    _place_turns(batch, trajectories)
     return batch
 
 
-def _place_turns(batch: Batch, first_row: int, trajectory: Trajectory, observations: dict[str, int]) -> None:
-    """Write rewards, turns and anchors of an episode whose segments fill the rows from ``first_row`` on.
+def _fill(array: npt.NDArray[Any], attention_mask: npt.NDArray[np.bool_], values: Iterable[Sequence[Any]]) -> None:
+    """Write the values of all rows at once: one by one, the many short rows of a large batch take most of its time."""
+    array[attention_mask] = np.fromiter(chain.from_iterable(values), array.dtype)
+
+
+def _place_turns(batch: Batch, trajectories: Sequence[Trajectory]) -> None:
+    """Write rewards, turns and anchors of all episodes, whose segments fill the rows in order.
 
     The reward of a turn without tokens goes to the last token before it, or where there is none, after it.
     """
-    observation, carried, last = trajectory.prompt, 0.0, None
-    for number, turn in enumerate(trajectory.turns):
-        row = first_row + turn.segment
-        if turn.end > turn.start:
-            last = row, turn.end - 1
-            batch.turns[row, turn.start : turn.end] = number
-            batch.anchors[row, turn.start : turn.end] = observations.setdefault(observation, len(observations))
-        carried += turn.reward
-        if last is not None:
-            batch.rewards[last] += carried
-            carried = 0.0
-        observation = turn.observation
+    width = batch.turns.shape[1]
+    numbers_of: dict[str, int] = {}
+    first_row = 0
+    starts, ends, numbers, anchors = list[int](), list[int](), list[int](), list[int]()  # positions in the flat array
+    rewards: dict[int, float] = {}
+    for trajectory in trajectories:
+        observation, carried, last = trajectory.prompt, 0.0, -1
+        for number, turn in enumerate(trajectory.turns):
+            if turn.end > turn.start:
+                begin = (first_row + turn.segment) * width
+                starts.append(begin + turn.start)
+                ends.append(begin + turn.end)
+                numbers.append(number)
+                anchors.append(numbers_of.setdefault(observation, len(numbers_of)))
+                last = begin + turn.end - 1
+            carried += turn.reward
+            if last >= 0:
+                rewards[last] = rewards.get(last, 0.0) + carried
+                carried = 0.0
+            observation = turn.observation
+        first_row += len(trajectory.segments)
+    begins, lengths = np.array(starts, np.int64), np.array(ends, np.int64) - np.array(starts, np.int64)
+    # the positions of the tokens of all turns, turn after turn
+    positions = np.arange(lengths.sum()) + np.repeat(begins - np.cumsum(lengths) + lengths, lengths)
+    batch.turns.reshape(-1)[positions] = np.repeat(np.array(numbers, np.int32), lengths)
+    batch.anchors.reshape(-1)[positions] = np.repeat(np.array(anchors, np.int32), lengths)
+    batch.rewards.reshape(-1)[np.array(list(rewards), np.int64)] = list(rewards.values())

@@ -125,7 +125,7 @@ class Conversation:
 
     def __init__(self, chat: ChatFormat) -> None:
         self._chat = chat
-        self._messages: list[dict[str, str]] = []
+        self._messages: list[dict[str, str]] = []  # where it cannot be continued, and is rendered anew
         self.segments: list[Segment] = []
 
     @property
@@ -135,7 +135,8 @@ class Conversation:
 
     def observe(self, observation: str) -> None:
         """Add the environment's message. A conversation that cannot be continued starts a new segment."""
-        self._messages.append({"role": "user", "content": observation})
+        if not self._chat.continuable:
+            self._messages.append({"role": "user", "content": observation})
         if not self.segments:
             self.segments.append(Segment())
             self._extend(self._chat.first(observation))
@@ -163,7 +164,8 @@ class Conversation:
         segment.rollout_logprobs += generation.logprobs
         segment.policy_versions += generation.policy_versions
         text = self._chat.decode(generation.token_ids)
-        self._messages.append({"role": "assistant", "content": text})
+        if not self._chat.continuable:
+            self._messages.append({"role": "assistant", "content": text})
         return text, len(self.segments) - 1, start, len(segment.token_ids)
 
     def _extend(self, ids: Sequence[int]) -> None:

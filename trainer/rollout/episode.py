@@ -139,9 +139,8 @@ async def run_episode(
         what, limit_s = ("episode", deadlines.episode_s) if whole.expired() else ("turn", deadlines.turn_s)
         trajectory.failure = Failure("infra", f"{what}_timeout", f"the {what} took longer than {limit_s:g} s")
     trajectory.segments = agent.segments
-    versions = [version for segment in agent.segments for version in segment.policy_versions]
-    trajectory.end_version = max(versions, default=trajectory.start_version)
-    trajectory.end_version = max(trajectory.end_version, trajectory.start_version)
+    newest = [max(segment.policy_versions) for segment in agent.segments if segment.policy_versions]
+    trajectory.end_version = max([trajectory.start_version, *newest])
     trajectory.end_s = clock()
     return trajectory
 
@@ -155,7 +154,9 @@ async def _play(
     trajectory.start_version = agent.policy_version
     while not (trajectory.terminated or trajectory.truncated):
         asked_s = clock()
-        async with asyncio.timeout(deadlines.turn_s):
+        # no timer that the episode's own is sure to come before
+        is_bounded = asked_s + deadlines.turn_s < trajectory.start_s + deadlines.episode_s
+        async with asyncio.timeout(deadlines.turn_s if is_bounded else None):
             message = await agent.act(observation)
         acted_s = clock()
         observation, reward, trajectory.terminated, trajectory.truncated, info = await handle.step(

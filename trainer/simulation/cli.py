@@ -20,6 +20,9 @@ from rollcage.trainer.simulation.model import Cluster, Workload, simulate
 from rollcage.trainer.simulation.plan import NO_LIMIT_S, Choice, Resources, Search
 from rollcage.trainer.simulation.report import calibration_to_json, choice_to_json, format_page, plot
 
+_MOST_UPDATES = 32
+"""Updates of a long recorded run that are simulated again."""
+
 _DESCRIPTION = """Predict throughput, utilisation and staleness of a training run in virtual time, and recommend the
 asynchronous ratio, the redundancy and the split of GPUs between rollout and training. The trainer's own scheduler,
 buffer, router and loop run; engines, environments and learner are models of the time that they take.
@@ -40,7 +43,8 @@ def run_simulate(argv: Sequence[str]) -> int:
     calibration = calibrate(arguments.source) if arguments.source else None
     workload = _workload(arguments, calibration.workload if calibration else None)
     resources = _resources(arguments, calibration.cluster if calibration else None)
-    config = _config(arguments, calibration.config if calibration else None)
+    config = _config(arguments, calibration.recorded.config if calibration else None)
+    num_updates = arguments.updates or (min(calibration.recorded.num_updates, _MOST_UPDATES) if calibration else 4)
     search = Search(
         workload,
         resources,
@@ -53,16 +57,16 @@ def run_simulate(argv: Sequence[str]) -> int:
             episode_deadline_s=config.episode_deadline_s,
             extra_members=config.extra_members if chosen.mode == "async" else 0,
         ),
-        num_updates=arguments.updates,
+        num_updates=num_updates,
         seed=arguments.seed,
         watch=lambda choice: _tell(choice, len(search.tried)),
     )
     result: dict[str, Any] = {"calibration": calibration_to_json(calibration)} if calibration else {}
     recommendation = None
     if calibration and not arguments.recommend:
-        warmup = calibration.warmup if arguments.async_ratio is None else None
+        warmup = calibration.recorded.warmup if arguments.async_ratio is None else None
         prediction = simulate(
-            workload, search.cluster(None), config, num_updates=arguments.updates, warmup=warmup, seed=arguments.seed
+            workload, search.cluster(None), config, num_updates=num_updates, warmup=warmup, seed=arguments.seed
         )
         chosen = Choice(None, config, prediction)
     elif arguments.async_ratio is not None and not arguments.recommend:
@@ -76,7 +80,7 @@ def run_simulate(argv: Sequence[str]) -> int:
         chosen = recommendation.best
     result |= choice_to_json(chosen)
     if calibration and not _changed(arguments):
-        ratio = chosen.samples_per_s / calibration.samples_per_s
+        ratio = chosen.samples_per_s / calibration.recorded.samples_per_s
         result["predicted_over_measured"] = round(ratio, 4)
     if recommendation:
         result["baseline"] = choice_to_json(recommendation.baseline)
@@ -109,6 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     cluster.add_argument("--token-ms", type=natural_float, help="ms between two tokens of a lone request (25)")
     cluster.add_argument("--load-ms", type=natural_float, help="ms more for every further request beside it (0)")
     cluster.add_argument("--first-token-s", type=natural_float, help="seconds before the first token (0)")
+    cluster.add_argument("--prompt-ms", type=natural_float, help="ms that a token of a prompt holds a replica up (0)")
     cluster.add_argument("--train-gpu-s", type=natural_float, help="GPU-seconds of training a sample (1)")
     cluster.add_argument("--publish-s", type=natural_float, help="seconds until new weights are there (0)")
     cluster.add_argument("--hold-s", type=natural_float, help="seconds that taking them holds all requests up (0)")
@@ -120,6 +125,7 @@ def _parser() -> argparse.ArgumentParser:
     work.add_argument("--max-new-tokens", type=positive, help="most tokens of a message (no limit)")
     work.add_argument("--task-share", type=natural_float, help="share of the variance of lengths between tasks (0)")
     work.add_argument("--turns", type=positive, help="turns of an episode (1)")
+    work.add_argument("--observation-tokens", type=positive, help="tokens of an environment's message (1)")
     work.add_argument("--env-s", type=natural_float, nargs=2, metavar=("MEAN", "STD"), help="seconds of a turn (0 0)")
     work.add_argument("--fail-slow", type=natural_float, help="share of episodes with a slow environment (0)")
     work.add_argument("--fail-slow-factor", type=natural_float, help="how many times as slow (5)")
@@ -132,7 +138,7 @@ def _parser() -> argparse.ArgumentParser:
     choice.add_argument("--extra-members", type=natural, help="redundant rollouts of a group (0)")
     choice.add_argument("--deadline-s", type=natural_float, help="of one reset or step of an environment (none)")
     choice.add_argument("--recommend", action="store_true", help="search even though a choice is given")
-    parser.add_argument("--updates", type=positive, default=4, help="updates to simulate after the warm-up (4)")
+    parser.add_argument("--updates", type=positive, help="updates to simulate after the warm-up (4; of a run, its own)")
     parser.add_argument("--seed", type=natural, default=0, help="of all draws (0)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw what was simulated (.png, .svg)")
@@ -159,7 +165,13 @@ def _workload(arguments: argparse.Namespace, fitted: Workload | None) -> Workloa
     for name, rate in (("--fail-slow", env.fail_slow_rate), ("--fail-stop", env.fail_stop_rate)):
         if not rate <= 1:
             raise UserError(f"{name} is a share: it must be between 0 and 1, not {rate:g}.")
-    given = _given({"max_new_tokens": arguments.max_new_tokens, "task_share": arguments.task_share})
+    given = _given(
+        {
+            "max_new_tokens": arguments.max_new_tokens,
+            "task_share": arguments.task_share,
+            "observation_tokens": arguments.observation_tokens,
+        }
+    )
     if not given.get("task_share", 0) <= 1:
         raise UserError(f"--task-share must be between 0 and 1, not {arguments.task_share:g}.")
     return replace(base, env=env, **given)
@@ -171,6 +183,7 @@ def _resources(arguments: argparse.Namespace, fitted: Cluster | None) -> Resourc
         "token_s": None if arguments.token_ms is None else max(arguments.token_ms / 1000, 1e-9),
         "load_token_s": None if arguments.load_ms is None else arguments.load_ms / 1000,
         "first_token_s": arguments.first_token_s,
+        "prompt_token_s": None if arguments.prompt_ms is None else arguments.prompt_ms / 1000,
         "publish_s": arguments.hold_s,
     }
     speed = replace(speed, **_given(seconds))

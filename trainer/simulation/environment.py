@@ -68,7 +68,7 @@ class SimulatedHandle:
         """See `EnvHandle`."""
         model, self._seed, self._turn = self._model, seed or 0, 0
         self._task = str((options or {}).get("task", ""))
-        self._num_turns = max(1, round(draw(model.turns, key_seed(self._seed, "turns"))))
+        self._num_turns = max(1, round(self._draw(model.turns, "turns")))
         self._factor, self._stuck_at = 1.0, -1
         if model.fail_slow_rate and uniform(key_seed(self._seed, "slow")) < model.fail_slow_rate:
             self._factor = model.fail_slow_factor
@@ -102,9 +102,11 @@ class SimulatedHandle:
             self._placement.num_live -= 1
 
     async def _take(self, draws: Draws, what: str | int, deadline_s: float) -> None:
-        drawn_s = draws.value if isinstance(draws, Constant) else draw(draws, key_seed(self._seed, "latency", what))
-        latency_s = drawn_s * self._factor
+        latency_s = self._draw(draws, "latency", what) * self._factor
         if latency_s > 0:
             await asyncio.sleep(min(latency_s, deadline_s))
         if latency_s > deadline_s:
             raise EnvTimeout(f"the simulated environment took longer than {deadline_s:g} s")
+
+    def _draw(self, draws: Draws, *what: str | int) -> float:
+        return draws.value if isinstance(draws, Constant) else draw(draws, key_seed(self._seed, *what))

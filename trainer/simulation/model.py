@@ -38,12 +38,14 @@ class Workload:
         task_share: share of the variance of (Gaussian ranks of) lengths that members of a group have in common: 0,
             every length is independent; 1, all responses to one prompt are equally long.
         max_new_tokens: most tokens of a message.
+        observation_tokens: tokens of an environment's message: what prompts are made of, beside the messages before.
     """
 
     lengths: Draws = field(default_factory=lambda: Lognormal(1000))
     env: EnvModel = field(default_factory=EnvModel)
     task_share: float = 0.0
     max_new_tokens: int = 1 << 40
+    observation_tokens: float = 1.0
 
     def length(self, seed: int) -> Callable[[Request], float]:
         """Return what `SimulatedEngine` asks: the length of the response to a request."""
@@ -175,7 +177,7 @@ def simulate(
 
     async def main() -> None:
         router = Router(engines, recorder=recorder, replicate=config.replicate, interrupt=config.interrupt)
-        chat = silent_chat()
+        chat = silent_chat(max(1, round(workload.observation_tokens / per_id)))
         sampling = Sampling(workload.max_new_tokens)
 
         def new_agent(group: int, member: int, seed: int) -> PolicyAgent:

@@ -37,16 +37,18 @@ def calibration_to_json(calibration: Calibration) -> dict[str, Any]:
     """Return what was measured and fitted as plain data."""
     speed, cluster = calibration.cluster.speed, calibration.cluster
     return {
-        "measured_samples_per_s": round(calibration.samples_per_s, 4),
-        "num_updates": calibration.num_updates,
+        "measured_samples_per_s": round(calibration.recorded.samples_per_s, 4),
+        "num_updates": calibration.recorded.num_updates,
         "num_messages": calibration.num_messages,
         "mean_length": round(calibration.workload.lengths.mean, 2),
+        "observation_tokens": round(calibration.workload.observation_tokens, 1),
         "task_share": round(calibration.workload.task_share, 3),
         "mean_turns": round(calibration.workload.env.turns.mean, 3),
+        "env_reset_s": round(calibration.workload.env.reset_s.mean, 5),
         "env_turn_s": round(calibration.workload.env.turn_s.mean, 5),
         "token_s": round(speed.token_s, 6),
         "load_token_s": round(speed.load_token_s, 7),
-        "first_token_s": round(speed.first_token_s, 4),
+        "prompt_token_s": round(speed.prompt_token_s, 7),
         "contention": round(speed.contention, 3),
         "speed_r2": round(calibration.speed_r2, 3),
         "train_sample_s": round(cluster.sample_s, 5),

@@ -72,6 +72,11 @@ def test_the_first_token_takes_its_time_in_the_slot():
     assert times(play(engine(Speed(1.0, first_token_s=3.0), slots=1), ids="ac")) == {"a": 13, "c": 21}
 
 
+def test_a_prompt_holds_up_all_that_run_while_it_is_read():
+    # a's and b's prompts are read until 4 s; c's, which comes when a ends, from 14 to 16 s
+    assert times(play(engine(Speed(1.0, prompt_token_s=2.0)))) == {"a": 14, "c": 21, "b": 26}
+
+
 def test_a_response_is_cut_at_max_new_tokens_and_ends_with_a_stop_id_otherwise():
     async def main() -> None:
         cut = await engine().generate(request("a", 4))
