@@ -52,6 +52,7 @@ def run_monitor(argv: Sequence[str], *, find_sandboxes: FindSandboxes | None = N
     from rollcage.monitor.server.serving import Listen, serve
 
     listen = Listen(args.host, args.port, read_token(args.token_file) if args.token_file else "")
+    sys.setswitchinterval(0.001)  # a viewer's answer does not wait long behind threads that read runs
 
     def on_ready(address: str) -> None:
         sys.stdout.write(f"monitor: {address}\n")

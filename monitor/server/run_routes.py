@@ -25,8 +25,9 @@ from rollcage.monitor.store import RunReader
 from rollcage.monitor.store.secrets import masked
 
 router = APIRouter(prefix="/api")
-FIRST_S = 5.0
-"""So long the list of runs waits for runs that were never read, all together."""
+LIST_S = 0.4
+"""So long the list of runs waits for newer answers than those that are there, all together; runs that were never read
+are listed as being read meanwhile."""
 
 Names = Annotated[list[Annotated[str, Query(max_length=300)]] | None, Query(max_length=200)]
 Points = Annotated[int, Query(ge=4, le=5000)]
@@ -45,16 +46,21 @@ def list_runs(request: Request) -> Response:
 
 def summaries(runs: Runs) -> list[dict[str, Any]]:
     """Return all runs in a few lines each, the newest first; one that cannot be read says so."""
-    found, ends_s = [], time.monotonic() + FIRST_S
-    for run_id, path in runs.ids().items():
+    ids = runs.ids()
+
+    def listed(run_id: str, wait_s: float) -> dict[str, Any]:
         try:
-            reading = dumped(broken(run_id, path, "is being read"))
+            reading = dumped({**broken(run_id, ids[run_id], "is being read"), "is_partial": True})
             made = partial(summary, run_id, runs.reader(run_id))
-            left_s = max(0.0, ends_s - time.monotonic())
-            found.append(json.loads(runs.shared((run_id, "summary"), made, meanwhile=reading, first_s=left_s)))
+            told: dict[str, Any] = json.loads(runs.shared((run_id, "summary"), made, meanwhile=reading, wait_s=wait_s))
+            return told
         except (RollcageError, OSError, ValueError, KeyError, TypeError) as error:  # a folder that somebody damaged
-            found.append(broken(run_id, path, f"cannot be read: {error}"))
-    return found
+            return broken(run_id, ids[run_id], f"cannot be read: {error}")
+
+    for run_id in ids:  # begin with all of them before any is waited for
+        listed(run_id, 0.0)
+    ends_s = time.monotonic() + LIST_S
+    return [listed(run_id, max(0.0, ends_s - time.monotonic())) for run_id in ids]
 
 
 @router.get("/compare")

@@ -34,7 +34,8 @@ MAX_KEPT_BYTES = 2 * 1024 * 1024
 
 PATIENCE_S = 0.4
 """So long viewers wait for a newer answer than the one that is there."""
-NUM_MAKERS = 8
+NUM_MAKERS = 4
+"""Threads that make answers: more would only wait for each other."""
 
 
 @dataclass(slots=True)
@@ -104,12 +105,12 @@ class Runs:
         *,
         fresh_s: float = FRESH_S,
         meanwhile: bytes = b"",
-        first_s: float = 0.0,
+        wait_s: float = PATIENCE_S,
     ) -> bytes:
         """Return ``made()`` as JSON, or what another viewer got for the same ``key`` less than ``fresh_s`` ago.
 
-        Viewers who ask at the same moment wait for one answer. Where that takes longer than `PATIENCE_S`, since a run
-        writes faster than it can be read, they get the one before; else, after ``first_s``, ``meanwhile`` (if any).
+        Viewers who ask at the same moment wait for one answer. Where that takes longer than ``wait_s``, since a run
+        writes faster than it can be read, they get the one before, else ``meanwhile``; where there is none, they wait.
         """
         with self._lock:
             answer = self._answers.setdefault(key, _Answer())
@@ -122,7 +123,7 @@ class Runs:
                 answer.making = self._makers.submit(_make, answer, made)
             making = answer.making
         try:
-            return making.result(PATIENCE_S if answer.body else first_s if meanwhile else None)
+            return making.result(wait_s if answer.body or meanwhile else None)
         except TimeoutError:
             return answer.body or meanwhile
 

@@ -40,8 +40,8 @@ class Index:
 
     Args:
         run: the run folder. Where nothing can be written in it, the index is made in a temporary folder.
-        pace_s: takes in for so long at most (five times that at first), and then not again for as long, so that readers
-            of a run which writes faster than it can be read never wait for its end.
+        pace_s: takes in for so long at most (twice that at first), and then not again for as long as it took, so that
+            readers of a run which writes faster than it can be read never wait for its end.
 
     Attributes:
         is_behind: whether rows are left that were not taken in yet.
@@ -102,10 +102,9 @@ class Index:
     def refresh(self) -> None:
         """Take in what was written since the last time; at once where nothing was, or another process is at it."""
         with self._lock:
-            if self.is_behind and time.monotonic() < self._next_s and self._is_there():
+            if self._database is not None and time.monotonic() < self._next_s and self._is_there():
                 return
-            now = [self.streams.end(stream) for stream in INDEXED]
-            if self._database is not None and self._seen == now and self._is_there():
+            if self._database is not None and self._seen == self.streams.ends(INDEXED) and self._is_there():
                 return
             if self._database is not None and not self._is_there():
                 self.close()
@@ -119,10 +118,13 @@ class Index:
             while True:
                 with (self.folder / "lock").open("a") as lock:
                     if _claim(lock.fileno()):
-                        limit_s = self._pace_s * (5 if self._database is None else 1)
-                        self.is_behind = not Intake(self.streams, self.folder, self._open()).take_in(limit_s)
+                        limit_s = self._pace_s * (2 if self._database is None else 1)
+                        intake = Intake(self.streams, self.folder, self._open())
+                        starts_s, now = time.monotonic(), self.streams.ends(INDEXED)  # now that no other one takes in
+                        self.is_behind = not intake.take_in(now, limit_s)
                         self._seen = None if self.is_behind else now
-                        self._next_s = time.monotonic() + self._pace_s
+                        if self._pace_s < float("inf"):
+                            self._next_s = 2 * time.monotonic() - starts_s
                         return
                 waited_s = time.monotonic() - began_s
                 if waited_s > _PATIENCE_S and (self._database is not None or is_ready(self.folder / "index.sqlite")):

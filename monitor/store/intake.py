@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
 
 from rollcage.monitor.store.batch import Batch
 from rollcage.monitor.store.columns import POINT, SPAN, Column
@@ -35,8 +38,12 @@ class Intake:
     def __init__(self, streams: Streams, folder: Path, database: sqlite3.Connection, *, most: int = MOST) -> None:
         self._streams, self._folder, self._database, self._most = streams, folder, database, most
 
-    def take_in(self, limit_s: float) -> bool:
+    def take_in(self, ends: Mapping[str, Place], limit_s: float) -> bool:
         """Take in what is new, for about ``limit_s`` seconds; returns whether that was all.
+
+        Args:
+            ends: where the streams end by now.
+            limit_s: seconds.
 
         Raises:
             KeyError: a stream is shorter than it was: another run is in the same folder.
@@ -45,7 +52,7 @@ class Intake:
         ends_s, complete = time.monotonic() + limit_s, True
         for number, stream in enumerate(INDEXED):
             place: Place = places.get(stream, START)
-            if self._streams.end(stream) < place:
+            if ends[stream] < place:
                 raise KeyError(f"{stream} is shorter than it was")
             now_s = time.monotonic()
             until_s = now_s + (ends_s - now_s) / (len(INDEXED) - number)  # what one leaves over, the others have
@@ -83,27 +90,31 @@ class Intake:
             yield is_all
 
     def _write(self, batch: Batch) -> None:
+        run = self._database
+        known = {row[:2]: row[2:] for row in run.execute("SELECT kind, key, id, length, generation FROM series")}
+        grown = []
         for kind, key, name, records in batch.records():
-            self._database.execute("INSERT OR IGNORE INTO series(kind, key, name) VALUES (?, ?, ?)", (kind, key, name))
-            series_id, length, generation = self._database.execute(
-                "SELECT id, length, generation FROM series WHERE kind = ? AND key = ?", (kind, key)
-            ).fetchone()
+            if (kind, key) not in known:
+                found = run.execute("INSERT INTO series(kind, key, name) VALUES (?, ?, ?)", (kind, key, name))
+                known[kind, key] = found.lastrowid, 0, 0
+            series_id, length, generation = known[kind, key]
             column = column_of(self._folder, kind, series_id, generation)
             length = column.append(length, records)
             if length > self._most:
-                found = column.read(length)
-                if kind == "span":
-                    kept = merged_but_newest(found, self._most // 2, self._most // 32)
-                else:
-                    kept = thinned(latest(found) if kind == "metric" else found, self._most // 2, self._most // 32)
+                kept = self._thinned(kind, column.read(length))
                 # Others may still read the old file; it goes when the next generation begins.
                 (self._folder / f"{series_id}-{generation - 1}.column").unlink(missing_ok=True)
                 generation += 1
                 length = column_of(self._folder, kind, series_id, generation).write(kept)
-            self._database.execute(
-                "UPDATE series SET length = ?, generation = ? WHERE id = ?", (length, generation, series_id)
-            )
+            grown.append((length, generation, series_id))
+        run.executemany("UPDATE series SET length = ?, generation = ? WHERE id = ?", grown)
         batch.write()
+
+    def _thinned(self, kind: str, points: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        most, newest = self._most // 2, self._most // 32
+        if kind == "span":
+            return merged_but_newest(points, most, newest)
+        return thinned(latest(points) if kind == "metric" else points, most, newest)
 
     def _forget_dropped(self) -> None:
         """Forget rows whose segment was dropped; curves stay."""

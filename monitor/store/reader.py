@@ -125,7 +125,7 @@ class RunReader(Curves, Episodes):
 
     def ends(self) -> dict[str, Place]:
         """Return where each of `FOLLOWED` ends now."""
-        return {name: self._index.streams.end(name) for name in FOLLOWED}
+        return self._index.streams.ends(FOLLOWED)
 
 
 def _places(cursor: str, streams: Sequence[str]) -> dict[str, Place]:

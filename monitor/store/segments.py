@@ -11,7 +11,7 @@ import gzip
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -21,6 +21,8 @@ Place = tuple[int, int]
 START: Place = (1, 0)
 
 _CHUNK_BYTES = 1 << 20
+_BUFFER_BYTES = 1 << 17
+_SEGMENT = re.compile(r"(.+)-(\d{6,})\.jsonl(?:\.gz)?")
 
 
 def closed_segments(folder: Path, stream: str) -> dict[int, Path]:
@@ -36,6 +38,20 @@ def closed_segments(folder: Path, stream: str) -> dict[int, Path]:
         if match:
             found[int(match[1])] = folder / entry
     return dict(sorted(found.items()))
+
+
+def newest_segments(folder: Path, streams: Sequence[str]) -> dict[str, int]:
+    """Return the number of the newest closed segment of each stream; 0 where there is none."""
+    newest = dict.fromkeys(streams, 0)
+    try:
+        entries = [entry.name for entry in os.scandir(folder)]
+    except FileNotFoundError:
+        return newest
+    for entry in entries:
+        match = _SEGMENT.fullmatch(entry)
+        if match and match[1] in newest:
+            newest[match[1]] = max(newest[match[1]], int(match[2]))
+    return newest
 
 
 def open_for_append(path: Path) -> BinaryIO:
@@ -96,16 +112,18 @@ class Streams:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def end(self, stream: str) -> Place:
-        """Return the place behind the last byte; a half-written line is before it."""
+    def ends(self, streams: Sequence[str]) -> dict[str, Place]:
+        """Return the place behind the last byte of each stream; a half-written line is before it."""
         while True:
-            number = max(closed_segments(self.folder, stream), default=0)
-            try:
-                size = (self.folder / f"{stream}.jsonl").stat().st_size
-            except FileNotFoundError:
-                size = 0
-            if max(closed_segments(self.folder, stream), default=0) == number:
-                return number + 1, size
+            numbers = newest_segments(self.folder, streams)
+            sizes = {}
+            for stream in streams:
+                try:
+                    sizes[stream] = (self.folder / f"{stream}.jsonl").stat().st_size
+                except FileNotFoundError:
+                    sizes[stream] = 0
+            if newest_segments(self.folder, streams) == numbers:
+                return {stream: (numbers[stream] + 1, sizes[stream]) for stream in streams}
 
     def lines(self, stream: str, place: Place) -> Iterator[tuple[Place, bytes]]:
         """Yield (its place, a whole line with its end) from ``place`` on; what was dropped meanwhile is left out."""
@@ -160,7 +178,7 @@ class Streams:
 
     def _open(self, segments: Mapping[int, Path], stream: str, number: int) -> BinaryIO:
         if number == max(segments, default=0) + 1:
-            return (self.folder / f"{stream}.jsonl").open("rb")
+            return (self.folder / f"{stream}.jsonl").open("rb", buffering=_BUFFER_BYTES)
         path = segments.get(number)
         if path is None:
             raise FileNotFoundError(f"{stream}: segment {number}")

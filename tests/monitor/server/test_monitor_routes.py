@@ -44,6 +44,8 @@ RUN = "seeds/countdown-0"
 
 
 def test_runs_are_listed_with_their_last_figures_and_a_damaged_one_harms_nobody(browser: Browser) -> None:
+    while any(run["is_partial"] for run in browser.get("/api/runs")["runs"]):
+        time.sleep(0.1)
     runs = {run["id"]: run for run in browser.get("/api/runs")["runs"]}
     assert set(runs) == {"damaged", *(f"seeds/countdown-{seed}" for seed in range(3))}
     run = runs[RUN]
