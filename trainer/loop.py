@@ -160,7 +160,7 @@ async def train(
                 for row in annotation_rows(annotations, groups, progress.policy_version - 1):
                     recorder.annotations(row)
                 recorder.span("learner", "wait", wait_s, ready_s)
-                if start_s > ready_s:
+                if start_s - ready_s > 1e-3:
                     recorder.span("learner", "paused", ready_s, start_s)
                 recorder.span("learner", "train", start_s, trained_s, policy_version=progress.policy_version)
                 recorder.span("learner", "publish", trained_s, end_s, policy_version=progress.policy_version)
