@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 from rollcage.recorder import Recorder
 
@@ -26,58 +25,54 @@ class Activity:
         self._recorder = recorder
         self._pieces: dict[tuple[str, str], _Piece] = {}
 
-    @contextmanager
-    def during(self, track: str, name: str) -> Iterator[None]:
-        """Count one more while the block runs."""
-        now = asyncio.get_running_loop().time
+    def during(self, track: str, name: str) -> AbstractContextManager[None]:
+        """Return what counts one more while its block runs: the same for all of a kind, for none of them needs more."""
         piece = self._pieces.get((track, name))
         if piece is None:
-            piece = self._pieces[track, name] = _Piece(track, name)
-        if piece.is_old(now()):
-            piece.tell(self._recorder, now())
-        piece.begin(now())
-        try:
-            yield
-        finally:
-            piece.end(now())
-            if piece.is_old(now()):
-                piece.tell(self._recorder, now())
+            piece = self._pieces[track, name] = _Piece(track, name, self._recorder)
+        return piece
 
     def look(self, *, at_end: bool = False) -> None:
         """Tell what is old enough, so that work which takes long shows before its end; ``at_end``: everything."""
         now_s = asyncio.get_running_loop().time()
         for piece in self._pieces.values():
             if at_end or piece.is_old(now_s):
-                piece.tell(self._recorder, now_s)
+                piece.tell(now_s)
 
 
-class _Piece:
+class _Piece(AbstractContextManager[None]):
     """What was done of one kind since the last span."""
 
-    def __init__(self, track: str, name: str) -> None:
-        self.track, self.name = track, name
+    def __init__(self, track: str, name: str, recorder: Recorder) -> None:
+        self._track, self._name, self._recorder = track, name, recorder
         self._num_under_way = self._num_ended = 0
         self._start_s: float | None = None
         self._since_s = self._last_s = self._busy_s = 0.0
 
-    def begin(self, now_s: float) -> None:
+    def __enter__(self) -> None:
+        now_s = asyncio.get_running_loop().time()
+        if self.is_old(now_s):
+            self.tell(now_s)
         if self._num_under_way == 0:
             self._since_s = now_s
             if self._start_s is None:
                 self._start_s = now_s
         self._num_under_way += 1
 
-    def end(self, now_s: float) -> None:
+    def __exit__(self, *raised: object) -> None:
+        now_s = asyncio.get_running_loop().time()
         self._num_under_way -= 1
         self._num_ended += 1
         if self._num_under_way == 0:
             self._busy_s += now_s - self._since_s
             self._last_s = now_s
+        if self.is_old(now_s):
+            self.tell(now_s)
 
     def is_old(self, now_s: float) -> bool:
         return self._start_s is not None and now_s - self._start_s >= PIECE_S
 
-    def tell(self, recorder: Recorder, now_s: float) -> None:
+    def tell(self, now_s: float) -> None:
         if self._start_s is None:
             return
         if self._num_under_way:
@@ -87,4 +82,4 @@ class _Piece:
         num, busy_s = self._num_ended, self._busy_s
         self._start_s = now_s if self._num_under_way else None
         self._num_ended, self._busy_s = 0, 0.0
-        recorder.span(self.track, self.name, start_s, end_s, num=num, busy_s=round(busy_s, 6))
+        self._recorder.span(self._track, self._name, start_s, end_s, num=num, busy_s=round(busy_s, 6))

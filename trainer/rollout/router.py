@@ -59,6 +59,8 @@ class Router:
         self._engines = list(engines)
         self._live = dict(enumerate(self._engines))
         self._loads = Loads(self._live)
+        self._names = [str(index) for index in self._live]
+        self._tracks = [f"engine {name}" for name in self._names]
         self._recorder = recorder or NullRecorder()
         self.activity = Activity(self._recorder)
         """When which replica was generating; others may count theirs beside it."""
@@ -117,8 +119,9 @@ class Router:
             self._recorder.counter("restarted_requests", engine=str(index))
             self._recorder.counter("discarded_tokens", len(generation.token_ids), engine=str(index))
         self.num_sampled_tokens += len(generation.token_ids)
-        self._recorder.counter("sampled_tokens", len(generation.token_ids), engine=str(index))
-        self._recorder.counter("requests", finish_reason=generation.finish_reason, engine=str(index))
+        name = self._names[index]
+        self._recorder.counter("sampled_tokens", len(generation.token_ids), engine=name)
+        self._recorder.counter("requests", finish_reason=generation.finish_reason, engine=name)
         return generation
 
     async def _generate(self, request: Request) -> tuple[int, Generation]:
@@ -127,7 +130,7 @@ class Router:
         self._loads.change(index, 1)
         self._observe()
         try:
-            with self.activity.during(f"engine {index}", "generate"):
+            with self.activity.during(self._tracks[index], "generate"):
                 generation = await self._engines[index].generate(request)
             self._restarts.served(index)
             return index, generation
