@@ -11,22 +11,21 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from rollcage.envs import TextEnv, make
-from rollcage.envs.countdown.tasks import published_files
 from rollcage.envs.placements import make_placement
-from rollcage.envs.placements.base import EnvConfig, EnvHandle, Placement
+from rollcage.envs.placements.base import EnvConfig, Placement
 from rollcage.errors import RollcageError, UserError, unwrap
 from rollcage.monitor.live import Live
 from rollcage.monitor.report import write_report
-from rollcage.monitor.run_folder import RunFolder, read_rows
+from rollcage.monitor.run_folder import RunFolder
 from rollcage.monitor.store.vocabulary import write_vocabulary
 from rollcage.sandbox.opening import measured_by
 from rollcage.trainer.checkpoints import newest_checkpoint, read_state, remove_partial, write_checkpoint
 from rollcage.trainer.config import TrainConfig, read_config, write_config
 from rollcage.trainer.engines.base import Engine
-from rollcage.trainer.evaluation.evaluate import Evaluation, evaluate, plan
+from rollcage.trainer.evaluation.held_out import HeldOut
 from rollcage.trainer.learner.base import Learner, LearnerDied
 from rollcage.trainer.learner.deepspeed_learner import DeepSpeedLearner
 from rollcage.trainer.loop import Parts, Progress, train
@@ -45,9 +44,6 @@ from rollcage.trainer.types import Sampling, Trajectory
 
 if TYPE_CHECKING:
     from rollcage.trainer.cluster.cluster import RayCluster
-
-_PUBLISHED = {"countdown": published_files}
-"""Published data sets that an evaluation can be made on, as the environment's argument ``data`` by split."""
 
 
 class Run:
@@ -68,9 +64,9 @@ class Run:
         self._rollout = config.rollout.allowing(declared_s(inner.metadata))
         self._order = TaskOrder(inner.tasks, config.env.split, config.seed)
         self._chat = ChatFormat(load_tokenizer(config.model_path), system=config.env.system, tools=inner.tools)
-        self._evaluations = self._plan_evaluations() if config.eval.num_tasks else {}
-        self._rows = RunFolder(folder, config.store)
-        self._live = Live(self._rows, folder, config.monitor, asdict(config))
+        rows = RunFolder(folder, config.store)
+        self._held_out = HeldOut(config, rows)
+        self._live = Live(rows, folder, config.monitor, asdict(config))
         self._recorder = self._live.recorder
         self._pause = Pause()
         self._lock: TextIO | None = None
@@ -174,10 +170,7 @@ class Run:
     def _is_finished(self, progress: Progress) -> bool:
         """Whether a resumed run has nothing left to do but its report."""
         trained = progress.policy_version >= self.config.num_updates or progress.train_s >= self.config.max_train_s
-        return trained and {("after", name) for name in self._evaluations} <= self._evaluated()
-
-    def _evaluated(self) -> set[tuple[str, str]]:
-        return {(row["when"], row["name"]) for row in read_rows(self.folder, "evaluations")}
+        return trained and self._held_out.is_done("after")
 
     async def _train(self, parts: Parts, progress: Progress) -> None:
         config = self.config
@@ -286,51 +279,8 @@ class Run:
         tokens = store.tokens and sum(len(segment.token_ids) for segment in trajectory.segments) <= store.max_tokens
         self._recorder.trajectory(trajectory_to_json(trajectory, self._env, self.config.model, tokens=tokens))
 
-    def _plan_evaluations(self) -> dict[str, Evaluation]:
-        config = self.config.eval
-        sets: dict[str, dict[str, Any]] = {"procedural": {}}
-        if config.dataset:
-            if config.dataset not in _PUBLISHED:
-                known = ", ".join(_PUBLISHED)
-                raise UserError(f"eval.dataset: unknown data set {config.dataset!r} (known: {known}).")
-            try:
-                sets["data file"] = {"data": _PUBLISHED[config.dataset]()[config.split]}
-            except UserError:
-                pass  # it is asked for only where it is on this machine
-        return {
-            name: plan(
-                self.config.env.id,
-                {**self.config.env.args, **arguments},
-                split=config.split,
-                num_tasks=config.num_tasks,
-                seed=self.config.seed,
-            )
-            for name, arguments in sets.items()
-        }
-
     async def _evaluate(self, when: str, parts: Parts) -> None:
-        policy = _RouterPolicy(self, parts.router)
-        done = self._evaluated()
-        for name, evaluation in self._evaluations.items():
-            if (when, name) in done:
-                continue
-            self._recorder.event("evaluating", when=when, evaluation=name)
-            placement = await self._place(evaluation.env, policy.concurrency)
-            try:
-                result = await evaluate(evaluation, policy, placement, progress=True)
-            finally:
-                await placement.close()
-            samples = result.episodes[: self.config.eval.num_samples]
-            self._rows.write(
-                "evaluations",
-                {
-                    "when": when,
-                    "name": name,
-                    "policy_version": parts.router.policy_version,
-                    **result.summary(),
-                    "samples": samples,
-                },
-            )
+        await self._held_out.run(when, self._chat, parts.router, self._place, self._recorder)
 
 
 def _read_progress(checkpoint: Path) -> Progress:
@@ -354,27 +304,6 @@ def _claim(folder: Path) -> TextIO:
             time.sleep(0.05)
     file.close()
     raise UserError(f"{folder} is in use by another process: wait for it, or stop it.") from None
-
-
-class _RouterPolicy:
-    """The policy under training, as `evaluate` wants it: plays on the run's own engines."""
-
-    def __init__(self, run: Run, router: Router) -> None:
-        self._chat, self._router = run._chat, router
-        self._sampling = Sampling(run.config.sampling.max_new_tokens, run.config.sampling.temperature)
-        self.name = run.config.model
-        self.identity = f"{run.folder} at version {router.policy_version}"
-        self.concurrency = run.config.rollout.num_slots
-
-    async def start(self) -> None:
-        """It runs."""
-
-    def agent(self, handle: EnvHandle, *, name: str, seed: int) -> PolicyAgent:
-        """See `Policy`."""
-        return PolicyAgent(self._router, self._chat, self._sampling, name=name, seed=seed)
-
-    async def close(self) -> None:
-        """The run closes it."""
 
 
 def run_to_end(run: Run) -> Path:
