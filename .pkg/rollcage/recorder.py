@@ -26,7 +26,10 @@ class Recorder(Protocol):
         """Record that something happened (JSON-able fields)."""
 
     def span(self, track: str, name: str, start_s: float, end_s: float, **fields: Any) -> None:
-        """Record that ``track`` (an engine, the learner, ...) was busy from ``start_s`` to ``end_s`` (loop time)."""
+        """Record that ``track`` (an engine, the learner, ...) was busy from ``start_s`` to ``end_s`` (loop time).
+
+        Fields ``num`` and ``busy_s``: it stands for so many pieces of work, with so many seconds together.
+        """
 
     def trajectory(self, record: Mapping[str, Any]) -> None:
         """Record one finished episode (JSON-able)."""

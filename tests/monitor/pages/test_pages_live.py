@@ -24,10 +24,10 @@ POINTS_PER_S = 1000
 FIRST_PAINT_S = 1.0
 SMALL = [
     "countdown-small",
-    *("--rollout.num-groups", "2", "--rollout.group-size", "2", "--rollout.num-slots", "8"),
+    *("--rollout.num-groups", "2", "--rollout.group-size", "2", "--rollout.num-slots", "4"),
+    *("--sampling.max-new-tokens", "32", "--engine.max-batch-size", "4"),
     *("--eval.num-tasks", "0", "--num-updates", "100000", "--max-train-s", "1e9", "--checkpoint-every", "100000"),
 ]
-PAGES = ("runs", "run", "training", "pipeline", "environments", "sandboxes", "trajectories", "compare")
 
 
 @contextlib.contextmanager
@@ -129,13 +129,13 @@ def test_a_thousand_points_a_second_leave_the_page_quick_and_small(page: Page, t
 
 
 def test_first_paint_takes_less_than_a_second(browser: Browser, site: Site) -> None:
-    painted_ms = {}
-    for name in PAGES:
-        with browser.new_context() as context:
+    painted = "performance.getEntriesByName('first-contentful-paint')[0]"
+    for name in ("runs", "training", "pipeline"):
+        with browser.new_context() as context:  # nothing is in its cache
             tab = context.new_page()
-            site.open(tab, name, run="countdown-0", runs=["countdown-0", "countdown-1"])
-            painted_ms[name] = tab.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
-    assert max(painted_ms.values()) < 1000 * FIRST_PAINT_S, painted_ms
+            tab.goto(f"{site.root}/#/{name}?run=countdown-0")
+            until(tab, painted)
+            assert tab.evaluate(f"{painted}.startTime") < 1000 * FIRST_PAINT_S, name
 
 
 @pytest.fixture
