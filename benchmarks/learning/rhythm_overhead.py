@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 
 from rollcage.benchmarks.machine import describe
@@ -114,16 +115,19 @@ async def _measure(arguments: Any) -> dict[str, Any]:
             num_groups = max(1, round(arguments.tokens / (arguments.prompt + length) / GROUP_SIZE))
             batch = make_batch(num_groups * GROUP_SIZE, arguments.prompt, length, vocab_size)
             seconds: dict[str, list[float]] = {name: [] for name in kinds}
+            cpu_seconds: dict[str, list[float]] = {name: [] for name in kinds}
             reading: list[float] = []
             for repetition in range(arguments.repetitions + 1):  # the first one warms up, and picks the heads
                 sys.stderr.write(f"{length} tokens: {repetition}/{arguments.repetitions}\n")
                 for name, learner in _turned(learners, repetition):
+                    start_s = _cpu_seconds(learner.pids)
                     measured = await learner.train(batch)
                     if repetition > 0:
                         seconds[name].append(measured["seconds"])
+                        cpu_seconds[name].append(_cpu_seconds(learner.pids) - start_s)
                         if name == KNOWN:
                             reading.append(measured["rhythm_seconds"])
-            rows.append({"length": length, "num_rows": len(batch), **_row(seconds, reading)})
+            rows.append({"length": length, "num_rows": len(batch), **_row(seconds, cpu_seconds, reading)})
     return {"credit": arguments.credit, "model": Path(arguments.model).name, "lengths": rows}
 
 
@@ -146,13 +150,20 @@ def _turned(learners: Mapping[str, DeepSpeedLearner], by: int) -> list[tuple[str
     return items[by:] + items[:by]
 
 
-def _row(seconds: Mapping[str, Sequence[float]], reading: Sequence[float]) -> dict[str, Any]:
+def _cpu_seconds(pids: Sequence[int]) -> float:
+    """Return what the processes have spent on the CPU."""
+    return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids)
+
+
+def _row(
+    seconds: Mapping[str, Sequence[float]], cpu_seconds: Mapping[str, Sequence[float]], reading: Sequence[float]
+) -> dict[str, Any]:
     """Return medians, and what each kind adds in each repetition, in shares of that repetition's update without."""
     row: dict[str, Any] = {f"{name} (s)": statistics.median(values) for name, values in seconds.items()}
-    for name, values in seconds.items():
-        if name != WITHOUT:
-            added = [value / plain - 1 for value, plain in zip(values, seconds[WITHOUT], strict=True)]
-            row[f"{name} adds"] = [statistics.median(added), min(added), max(added)]
+    for times, what in ((seconds, "adds"), (cpu_seconds, "adds CPU time")):
+        for name in (KNOWN, ANEW):
+            added = [value / plain - 1 for value, plain in zip(times[name], times[WITHOUT], strict=True)]
+            row[f"{name} {what}"] = [statistics.median(added), min(added), max(added)]
     read = [value / plain for value, plain in zip(reading, seconds[WITHOUT], strict=True)]
     return {**row, "reading": statistics.median(read)}
 
@@ -166,19 +177,22 @@ def _report(result: dict[str, Any]) -> str:
         "",
         f"{how['machine']} at the end; torch {how['torch']}. Model {result['model']}, credit {result['credit']}, the "
         f"learner's settings of {PRESET}. Shares are of an update without credit, beside it in the same repetition: "
-        "medians, with the least and the most. A step of training also samples, which makes the share smaller.",
+        "medians, with the least and the most. CPU time is the learner's alone; what else the machine does disturbs it "
+        "less than wall time. A step of training also samples, which makes the share smaller.",
         "",
-        "| response | rows | update without (s) | credit, heads known | of it reading maps | heads of every batch |",
-        "| ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| response | rows | update without (s) | credit, heads known | CPU time | of it reading maps | heads of every "
+        "batch | CPU time |",
+        "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for row in result["lengths"]:
-        known, anew = (
+        known, known_cpu, anew, anew_cpu = (
             f"{100 * median:+.1f} % ({100 * least:+.1f} to {100 * most:+.1f})"
-            for median, least, most in (row[f"{KNOWN} adds"], row[f"{ANEW} adds"])
+            for name in (KNOWN, ANEW)
+            for median, least, most in (row[f"{name} adds"], row[f"{name} adds CPU time"])
         )
         lines.append(
-            f"| {row['length']} | {row['num_rows']} | {row[f'{WITHOUT} (s)']:.3f} | {known} | "
-            f"{100 * row['reading']:.1f} % | {anew} |"
+            f"| {row['length']} | {row['num_rows']} | {row[f'{WITHOUT} (s)']:.3f} | {known} | {known_cpu} | "
+            f"{100 * row['reading']:.1f} % | {anew} | {anew_cpu} |"
         )
     lines += [
         "",

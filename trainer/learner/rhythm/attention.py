@@ -82,17 +82,16 @@ def attention_curves(
         raise ValueError(f"layers {list(chosen)} of a model with {num_layers}")
     sums: dict[int, MapSums] = {}
 
-    def see(layer: int, first: int, block: Tensor) -> None:
+    def see(layer: int, rows: slice, first: int, block: Tensor) -> None:
         if layer not in sums:
             sums[layer] = MapSums.zeros(block.shape[1], response_mask)
-        sums[layer].look_back(block, first, response_mask, window)
-        sums[layer].look_ahead(block, first, response_mask, h_lo, h_hi)
+        sums[layer].add_span(block, first, response_mask[rows])
+        sums[layer].add_waad(block, first, window, rows)
+        sums[layer].add_fai(block, first, response_mask[rows], h_lo, h_hi, rows)
         if on_map is not None:
             on_map(layer, block)
 
-    spy = Spy(dict.fromkeys(chosen), see, stop=forward is None)
-    if on_map is not None:
-        spy.block = None
+    spy = Spy(dict.fromkeys(chosen), see, whole=on_map is not None, stop=forward is None)
     with torch.no_grad(), watched(model, spy, keep_masks=False):
         try:
             if forward is not None:
@@ -174,13 +173,13 @@ def mean_curves(
     none = torch.zeros(0, dtype=torch.int64)
     numbers = {layer: (near.get(layer, none), far.get(layer, none)) for layer in layers}
 
-    def see(layer: int, first: int, block: Tensor) -> None:
+    def see(layer: int, rows: slice, first: int, block: Tensor) -> None:
         # Curves are linear in the map: those of the heads' sum are the sum of theirs.
         num_near = len(numbers[layer][0])
         if num_near:
-            sums.look_back(block[:, :num_near].sum(1, keepdim=True), first, response_mask, window)
+            sums.add_waad(_sum_of_heads(block[:, :num_near]), first, window, rows)
         if num_near < block.shape[1]:
-            sums.look_ahead(block[:, num_near:].sum(1, keepdim=True), first, response_mask, h_lo, h_hi)
+            sums.add_fai(_sum_of_heads(block[:, num_near:]), first, response_mask[rows], h_lo, h_hi, rows)
 
     device, responds = response_mask.device, response_mask.any(0)
     heads = {layer: torch.cat(parts).to(device) for layer, parts in numbers.items()}
@@ -194,6 +193,11 @@ def mean_curves(
     if global_ is not None:
         curves.fai = sums.received[:, 0] / int(global_.sum()) / fai_window(response_mask, h_lo, h_hi).clamp(min=1)
     curves.seconds = spy.seconds
+
+
+def _sum_of_heads(maps: Tensor) -> Tensor:
+    """[b, h, n, m] -> [b, 1, n, m]."""
+    return maps if maps.shape[1] == 1 else maps.sum(1, keepdim=True)
 
 
 def unpack(packed: Tensor, position_ids: Tensor) -> Tensor:

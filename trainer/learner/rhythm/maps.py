@@ -34,47 +34,63 @@ class MapSums:
             torch.zeros(num_heads, device=device), torch.zeros(shape, device=device), torch.zeros(shape, device=device)
         )
 
-    def look_back(self, block: Tensor, first: int, response_mask: Tensor, window: int = 10) -> None:
-        """Add the rows of a map from query ``first`` on to span and WAAD.
+    def add_span(self, block: Tensor, first: int, response_mask: Tensor) -> None:
+        """Add the rows of a map from query ``first`` on to the spans.
 
         Args:
-            block: [B, H, n, m]; queries first..first + n - 1 against keys 0..m - 1, with m >= first + n.
+            block: [b, H, n, m]; queries first..first + n - 1 against keys 0..m - 1, with m >= first + n.
             first: number of the first query.
-            response_mask: bool [B, T].
-            window: W of `waad`.
+            response_mask: bool [b, T].
         """
-        n, end = block.shape[2], first + block.shape[2]
-        block = block[..., :end].float()
-        queries = torch.arange(first, end, device=block.device)
-        response = response_mask[:, None, first:end].to(block.dtype)
-        keys = torch.arange(end, device=block.device, dtype=block.dtype)
-        sums = block @ torch.stack([torch.ones_like(keys), keys], 1)  # [B, H, n, 2]: sum of A, sum of A s
-        total, distance = sums[..., 0], sums[..., 0] * queries - sums[..., 1]
-        self.span += (distance * response).sum((0, 2))
-        waad = window * total
-        for back in range(min(window, end)):  # what lies nearer than W counts less: W - (t - s) less
-            diagonal = block.diagonal(first - back, 2, 3)  # A[t, t - back] of the queries t >= back
-            waad[..., n - diagonal.shape[-1] :] -= (window - back) * diagonal
-        self.waad[..., first:end] += waad
+        end = first + block.shape[2]
+        reach = torch.einsum("bhts,ts->bht", block[..., :end].float(), _distance(block, first, 0, end))
+        self.span += (reach * response_mask[:, None, first:end]).sum((0, 2))
 
-    def look_ahead(self, block: Tensor, first: int, response_mask: Tensor, h_lo: int = 10, h_hi: int = 100) -> None:
-        """Add the same rows to what FAI is the mean of.
+    def add_waad(self, block: Tensor, first: int, window: int = 10, rows: slice = slice(None)) -> None:
+        """Add them to WAAD.
 
         Args:
-            block: see `look_back`.
-            first: see `look_back`.
-            response_mask: bool [B, T].
+            block: see `add_span`.
+            first: see `add_span`.
+            window: W of `waad`.
+            rows: which of the B rows the block is of.
+        """
+        end = first + block.shape[2]
+        distance = _distance(block, first, 0, end).clamp(max=window)
+        self.waad[rows, :, first:end] += torch.einsum("bhts,ts->bht", block[..., :end].float(), distance)
+
+    def add_fai(
+        self,
+        block: Tensor,
+        first: int,
+        response_mask: Tensor,
+        h_lo: int = 10,
+        h_hi: int = 100,
+        rows: slice = slice(None),
+    ) -> None:
+        """Add them to what FAI is the mean of.
+
+        Args:
+            block: see `add_span`.
+            first: see `add_span`.
+            response_mask: bool [b, T].
             h_lo: see `fai`.
             h_hi: see `fai`.
+            rows: see `add_waad`.
         """
         end = first + block.shape[2]
         low, high = max(0, first - h_hi), end - h_lo
         if low < high:
-            ahead = torch.arange(first, end, device=block.device)[:, None] - torch.arange(
-                low, high, device=block.device
-            )
-            counts = ((ahead >= h_lo) & (ahead <= h_hi)) & response_mask[:, None, first:end, None]
-            self.received[..., low:high] += (block[..., low:high].float() * counts).sum(2)
+            distance = _distance(block, first, low, high)
+            inside = block[..., low:high].float() * ((distance >= h_lo) & (distance <= h_hi))
+            response = response_mask[:, None, None, first:end].to(inside.dtype)
+            self.received[rows, :, low:high] += (response @ inside)[:, :, 0]
+
+
+def _distance(block: Tensor, first: int, low: int, high: int) -> Tensor:
+    """Return t - s of the block's queries t and the keys s in low..high - 1, float32 [n, high - low]."""
+    queries = torch.arange(first, first + block.shape[2], device=block.device, dtype=torch.float32)
+    return queries[:, None] - torch.arange(low, high, device=block.device)
 
 
 def waad(attention: Tensor, window: int = 10) -> Tensor:
@@ -88,7 +104,7 @@ def waad(attention: Tensor, window: int = 10) -> Tensor:
     """
     mask = torch.zeros(attention.shape[0], attention.shape[2], dtype=torch.bool, device=attention.device)
     sums = MapSums.zeros(attention.shape[1], mask)
-    sums.look_back(attention, 0, mask, window)
+    sums.add_waad(attention, 0, window)
     return sums.waad
 
 
@@ -107,7 +123,7 @@ def fai(
         segments: see `fai_window`.
     """
     sums = MapSums.zeros(attention.shape[1], response_mask)
-    sums.look_ahead(attention, 0, response_mask, h_lo, h_hi)
+    sums.add_fai(attention, 0, response_mask, h_lo, h_hi)
     return sums.received / fai_window(response_mask, h_lo, h_hi, segments).clamp(min=1)[:, None]
 
 
@@ -119,7 +135,7 @@ def head_span(attention: Tensor, response_mask: Tensor) -> Tensor:
         response_mask: bool [B, T].
     """
     sums = MapSums.zeros(attention.shape[1], response_mask)
-    sums.look_back(attention, 0, response_mask)
+    sums.add_span(attention, 0, response_mask)
     return sums.span / response_mask.sum().clamp(min=1)
 
 

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,8 +17,10 @@ from torch import Tensor
 from rollcage.errors import UserError
 
 NAME = "rollcage_attention_maps"
-QUERY_BLOCK = 128
-"""So many rows of a layer's map exist at a time, unless somebody wants to see it whole."""
+MAP_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 26}
+"""So many elements of a layer's maps exist at a time, by device: what a cache holds, and what a GPU is busy with."""
+MIN_QUERIES, MAX_QUERIES = 16, 128
+"""... but at least so many rows of one text's map, and at most: a block has the keys up to its last query."""
 
 
 class SeenAll(Exception):
@@ -34,17 +36,17 @@ class Spy:
 
     Attributes:
         heads: numbers, int64 [h], of the heads to look at in each layer to look at; None: all.
-        see: gets a layer's number, the first query's and those heads' map from there on: [B, h, n, m], float32 on a
-            CPU; n queries against keys 0..m - 1.
-        block: most queries in a map; None: all.
+        see: gets a layer's number, some of the pass's rows, the first query's number and those heads' maps from there
+            on: [b, h, n, m], float32 on a CPU; n queries against keys 0..m - 1.
+        whole: let it see a layer's maps in one piece; else in pieces of `MAP_ELEMENTS`.
         first: the first query to look at.
         stop: end the pass after the last layer that is looked at.
         seconds: what has been spent on maps.
     """
 
     heads: Mapping[int, Tensor | None]
-    see: Callable[[int, int, Tensor], None]
-    block: int | None = field(default_factory=lambda: QUERY_BLOCK)
+    see: Callable[[int, slice, int, Tensor], None]
+    whole: bool = False
     first: int = 0
     stop: bool = False
     seconds: float = 0.0
@@ -79,39 +81,43 @@ class Spy:
         attention_mask: Tensor | None,
         options: dict[str, Any],
     ) -> None:
-        length, heads = query.shape[2], self.heads[module.layer_idx]
+        (size, num_heads, length), heads = query.shape[:3], self.heads[module.layer_idx]
         alone = copy.copy(module)  # of the module, not of its weights
         alone.training = False  # no dropout in maps
         # An attention with weights of its own (sinks) has one for each head, and must see all of them.
         early = heads is not None and next(module.parameters(recurse=False), None) is None
         if heads is not None and early:
-            key = key[:, heads // (query.shape[1] // key.shape[1])]  # each head with a key of its own
+            key = key[:, heads // (num_heads // key.shape[1])]  # each head with a key of its own
             query, alone.num_key_value_groups = query[:, heads], 1
+            num_heads = len(heads)
         if query.device.type == "cpu":
             query, key = query.float(), key.float()  # bfloat16 is no faster there
-        step = self.block or length
+        most = size * num_heads * length**2 if self.whole else MAP_ELEMENTS[query.device.type]
+        step = length if self.whole else min(MAX_QUERIES, max(MIN_QUERIES, most // (num_heads * length)))
         for first in range(self.first, length, step):
-            end = min(first + step, length)
-            keys = end if self.block else length  # causal: what comes later is not attended to
-            mask = _additive(attention_mask, first, end, keys, query, options.get("sliding_window"))
-            maps = eager(alone, query[:, :, first:end], key[:, :, :keys], key[:, :, :keys, :0], mask, **options)[1]
-            self.see(module.layer_idx, first, maps if heads is None or early else maps[:, heads])
-            del maps
+            end = min(first + step, length)  # causal: what comes later is not attended to
+            mask = _additive(attention_mask, first, end, query, options.get("sliding_window"))
+            num_rows = max(1, most // (num_heads * (end - first) * end))
+            for row in range(0, size, num_rows):
+                rows = slice(row, row + num_rows)
+                keys, own_mask = key[rows, :, :end], mask if len(mask) == 1 else mask[rows]
+                maps = eager(alone, query[rows, :, first:end], keys, keys[..., :0], own_mask, **options)[1]
+                self.see(module.layer_idx, rows, first, maps if heads is None or early else maps[:, heads])
+                del maps
 
 
-def _additive(
-    mask: Tensor | None, first: int, end: int, keys: int, query: Tensor, sliding_window: int | None
-) -> Tensor:
-    """Return what is added to the scores of queries first..end - 1: 0 where they attend, the least number elsewhere.
+def _additive(mask: Tensor | None, first: int, end: int, query: Tensor, sliding_window: int | None) -> Tensor:
+    """Return what is added to the scores of queries first..end - 1 against keys 0..end - 1, [1 or B, 1, n, m].
 
-    ``mask`` is what the set attention has: None (causal), bool [B, 1, T, T] (True: attends) or additive already.
+    0 where they attend, the least number elsewhere. ``mask`` is what the attention that is set gets: None (causal),
+    bool [B, 1, T, T] (True: attends) or additive already.
     """
     least = torch.finfo(query.dtype).min
     if mask is None:
-        blocked = torch.full((end - first, keys), least, dtype=query.dtype, device=query.device)
+        blocked = torch.full((1, 1, end - first, end), least, dtype=query.dtype, device=query.device)
         later = blocked.triu(first + 1)
         return later if sliding_window is None else later + blocked.tril(first - sliding_window)
-    part = mask[:, :, first:end, :keys]
+    part = mask[:, :, first:end, :end]
     if part.dtype != torch.bool:
         return part
     return torch.zeros(part.shape, dtype=query.dtype, device=query.device).masked_fill(~part, least)
