@@ -24,6 +24,8 @@ from rollcage.trainer.simulation.model import Cluster, Workload, simulate
 
 GOAL = 3.8
 """Times as many episodes a second on four raylets as on one."""
+_WARM_UP = 2
+"""Updates until all environments have long started: their processes take seconds to."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +190,7 @@ def scaling(sizes: Sizes) -> Table:
                 try:
                     placement = await cluster.place("ray", env, num_workers=num_slots, restart="fail")
                     engines = cluster.engines(ScriptedConfig(num_tokens=16), 1)
-                    return await play(engines, placement, env, loop, num_updates=sizes.num_updates)
+                    return await play(engines, placement, env, loop, num_updates=sizes.num_updates, warm_up=_WARM_UP)
                 finally:
                     await cluster.close()
 
@@ -199,7 +201,7 @@ def scaling(sizes: Sizes) -> Table:
                 Cluster(num_replicas=1, num_slots=1024, speed=Speed(1e-5)),
                 loop,
                 num_updates=sizes.num_updates,
-                warmup=1,
+                warmup=_WARM_UP,
             )
             predicted.append(prediction.samples_per_s)
             rows.append(
