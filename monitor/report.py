@@ -99,7 +99,7 @@ def _plot_curves(path: Path, metrics: Rows, evaluations: Rows) -> None:
     for axis in axes.flat[len(panels) :]:
         axis.remove()
     for axis, (title, lines) in zip(axes.flat, panels, strict=False):
-        for name, label in lines:
+        for name, label in [line for line in lines if line[0] in known] or lines:
             axis.plot(elapsed, _column(metrics, name), label=label, linewidth=1.2)
         axis.set_title(title)
         axis.set_xlabel("seconds of training")
@@ -200,12 +200,12 @@ def _quote(text: str) -> str:
 
 def _page(run: Path, metrics: Rows, evaluations: Rows, shares: Mapping[str, float], command: str) -> str:
     last = metrics[-1] if metrics else {}
-    lines = [
-        f"# Run {run.name}",
-        "",
-        "| evaluation | tasks | scored | success | 95 % interval | mean reward | failures |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    lines = [f"# Run {run.name}", ""]
+    if evaluations:
+        lines += [
+            "| evaluation | tasks | scored | success | 95 % interval | mean reward | failures |",
+            "|---|---|---|---|---|---|---|",
+        ]
     for row in evaluations:
         failures = ", ".join(f"{kind} {count}" for kind, count in row["failures"].items()) or "none"
         rates = "nothing was scored | | "
