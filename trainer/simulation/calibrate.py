@@ -19,6 +19,9 @@ from rollcage.trainer.simulation.latencies import first_asked_s, read_latencies
 from rollcage.trainer.simulation.model import Cluster, Workload, simulate
 from rollcage.trainer.simulation.recorded import Recorded, read_recorded
 
+_MOST_UPDATES = 24
+"""Updates of a long run that are simulated."""
+
 
 @dataclass(frozen=True)
 class Calibration:
@@ -48,8 +51,9 @@ class Calibration:
         env = self.workload.env if turn_s is None else replace(self.workload.env, turn_s=turn_s, reset_s=turn_s)
         workload = replace(self.workload, env=env, max_new_tokens=other.max_new_tokens)
         cluster = replace(self.cluster, num_replicas=other.num_replicas, num_slots=other.num_slots)
+        num_updates = min(other.num_updates, _MOST_UPDATES)
         runs = [
-            simulate(workload, cluster, other.config, num_updates=other.num_updates, warmup=other.warmup, seed=seed)
+            simulate(workload, cluster, other.config, num_updates=num_updates, warmup=other.warmup, seed=seed)
             for seed in range(num_seeds)
         ]
         return 1 / fmean(1 / run.samples_per_s for run in runs)

@@ -44,7 +44,7 @@ def test_each_run_predicts_the_others(tmp_path: Path, capsys: pytest.CaptureFixt
     measured = {row["predicted"]: row["measured"] for row in rows}
     assert measured["ratio 1, 64 slots, 4 x 8"] > 1.5 * measured["sync, 4 x 8"]  # they are no runs of one speed
     page = (tmp_path / "out" / "calibration.md").read_text()
-    assert "the median prediction of 6 is within 15%; of all 6 pairs, 6." in page
+    assert "Of 6 kinds of pairs, 6 are within 15% by their medians; of all 6 pairs, 6." in page
 
 
 def test_one_run_predicts_nothing(tmp_path: Path) -> None:
