@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
+import os
 import statistics
 import sys
+import time
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from rollcage.benchmarks.machine import describe
 from rollcage.command import CommandParser, positive
 from rollcage.trainer.config import model_path
 from rollcage.trainer.learner.batch import Batch
 from rollcage.trainer.learner.config import LearnerConfig
-from rollcage.trainer.learner.deepspeed_learner import DeepSpeedLearner
+from rollcage.trainer.learner.deepspeed_engine import join_ranks, make_engine
 from rollcage.trainer.learner.rhythm.config import RhythmConfig
 from rollcage.trainer.learner.rhythm.credit import CREDITS
-from rollcage.trainer.models import load_config
+from rollcage.trainer.learner.token_logprobs import TokenLogprobs
+from rollcage.trainer.learner.update import PolicyUpdate
+from rollcage.trainer.models import fastest_attention, load_config, load_model, resolve_dtype
 from rollcage.trainer.presets import PRESETS
 
 PRESET = "countdown-small"
@@ -37,9 +39,9 @@ def main(argv: Sequence[str]) -> int:
     parser = CommandParser(
         "rollcage bench rhythm-overhead",
         "What credit by attention rhythm adds to an update of the learner, by the length of responses. The same\n"
-        f"random batch goes through learners that differ in it alone ({PRESET}'s settings), repetitions\n"
-        "interleaved: without credit, with credit whose heads are known, and with heads picked anew for every batch.\n"
-        "Nothing is sampled.",
+        f"random batch goes through updates of one policy that differ in it alone ({PRESET}'s settings),\n"
+        "repetitions interleaved: without credit, with credit whose heads are known, and with heads picked anew for\n"
+        "every batch. Nothing is sampled.",
         "rollcage bench rhythm-overhead\n"
         "rollcage bench rhythm-overhead --lengths 40 160 640 --report benchmarks/results/rhythm_overhead.md\n"
         "rollcage bench rhythm-overhead --model smollm2 --lengths 256 --tokens 2048 --repetitions 3",
@@ -54,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--credit", default="coupled", choices=CREDITS, help="which credit (default: coupled)")
     parser.add_argument("--report", type=Path, help="also write the result as Markdown")
     arguments = parser.parse_args(argv)
-    result = asyncio.run(_measure(arguments))
+    result = _measure(arguments)
     result["how"] = {
         "command": f"rollcage bench rhythm-overhead {' '.join(argv)}".strip(),
         "machine": describe(),
@@ -96,39 +98,48 @@ def make_batch(num_rows: int, prompt: int, response: int, vocab_size: int) -> Ba
     )
 
 
-async def _measure(arguments: Any) -> dict[str, Any]:
+def _measure(arguments: Any) -> dict[str, Any]:
     arguments.model = model_path(arguments.model)
     vocab_size = int(load_config(arguments.model).get_text_config().vocab_size)
-    kinds = {
-        WITHOUT: RhythmConfig(),
-        KNOWN: RhythmConfig(arguments.credit, heads_every=0),
-        ANEW: RhythmConfig(arguments.credit, heads_every=1),
-    }
-    learners: dict[str, DeepSpeedLearner] = {}
+    updates = make_updates(
+        {
+            WITHOUT: _config(arguments, RhythmConfig()),
+            KNOWN: _config(arguments, RhythmConfig(arguments.credit, heads_every=0)),
+            ANEW: _config(arguments, RhythmConfig(arguments.credit, heads_every=1)),
+        }
+    )
     rows: list[dict[str, Any]] = []
-    async with AsyncExitStack() as stack:
-        for name, rhythm in kinds.items():
-            learners[name] = DeepSpeedLearner(_config(arguments, rhythm))
-            stack.push_async_callback(learners[name].close)
-            await learners[name].start()
-        for length in arguments.lengths:
-            num_groups = max(1, round(arguments.tokens / (arguments.prompt + length) / GROUP_SIZE))
-            batch = make_batch(num_groups * GROUP_SIZE, arguments.prompt, length, vocab_size)
-            seconds: dict[str, list[float]] = {name: [] for name in kinds}
-            cpu_seconds: dict[str, list[float]] = {name: [] for name in kinds}
-            reading: list[float] = []
-            for repetition in range(arguments.repetitions + 1):  # the first one warms up, and picks the heads
-                sys.stderr.write(f"{length} tokens: {repetition}/{arguments.repetitions}\n")
-                for name, learner in _turned(learners, repetition):
-                    start_s = _cpu_seconds(learner.pids)
-                    measured = await learner.train(batch)
-                    if repetition > 0:
-                        seconds[name].append(measured["seconds"])
-                        cpu_seconds[name].append(_cpu_seconds(learner.pids) - start_s)
-                        if name == KNOWN:
-                            reading.append(measured["rhythm_seconds"])
-            rows.append({"length": length, "num_rows": len(batch), **_row(seconds, cpu_seconds, reading)})
+    for length in arguments.lengths:
+        num_groups = max(1, round(arguments.tokens / (arguments.prompt + length) / GROUP_SIZE))
+        batch = make_batch(num_groups * GROUP_SIZE, arguments.prompt, length, vocab_size)
+        seconds: dict[str, list[float]] = {name: [] for name in updates}
+        cpu_seconds: dict[str, list[float]] = {name: [] for name in updates}
+        reading: list[float] = []
+        for repetition in range(arguments.repetitions + 1):  # the first one warms up, and picks the heads
+            sys.stderr.write(f"{length} tokens: {repetition}/{arguments.repetitions}\n")
+            for name, update in _turned(updates, repetition):
+                start_s = time.process_time()
+                _, measured = update.train(batch, repetition)
+                if repetition > 0:
+                    seconds[name].append(measured["seconds"])
+                    cpu_seconds[name].append(time.process_time() - start_s)
+                    if name == KNOWN:
+                        reading.append(measured["rhythm_seconds"])
+        rows.append({"length": length, "num_rows": len(batch), **_row(seconds, cpu_seconds, reading)})
     return {"credit": arguments.credit, "model": Path(arguments.model).name, "lengths": rows}
+
+
+def make_updates(configs: Mapping[str, LearnerConfig]) -> dict[str, PolicyUpdate]:
+    """Return an update for each configuration, all of one policy in this process: processes differ in speed."""
+    config = next(iter(configs.values()))
+    torch.set_num_threads(config.num_threads)
+    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    join_ranks(0, 1, TCPStore("127.0.0.1", 0, 1, is_master=True, wait_for_workers=False), config.start_timeout_s)
+    device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
+    dtype = resolve_dtype(config.compute_dtype, device)
+    policy = load_model(config.model, config.dtype, attn_implementation=fastest_attention(device, dtype))
+    engine = make_engine(TokenLogprobs(policy, config.temperature, getattr(torch, dtype)), config)
+    return {name: PolicyUpdate(engine, own, 0) for name, own in configs.items()}
 
 
 def _config(arguments: Any, rhythm: RhythmConfig) -> LearnerConfig:
@@ -143,16 +154,11 @@ def _config(arguments: Any, rhythm: RhythmConfig) -> LearnerConfig:
     )
 
 
-def _turned(learners: Mapping[str, DeepSpeedLearner], by: int) -> list[tuple[str, DeepSpeedLearner]]:
-    """Return the learners, beginning with another one each time: none always follows the same one."""
-    items = list(learners.items())
+def _turned(updates: Mapping[str, PolicyUpdate], by: int) -> list[tuple[str, PolicyUpdate]]:
+    """Return the updates, beginning with another one each time: none always follows the same one."""
+    items = list(updates.items())
     by %= len(items)
     return items[by:] + items[:by]
-
-
-def _cpu_seconds(pids: Sequence[int]) -> float:
-    """Return what the processes have spent on the CPU."""
-    return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids)
 
 
 def _row(
@@ -177,7 +183,7 @@ def _report(result: dict[str, Any]) -> str:
         "",
         f"{how['machine']} at the end; torch {how['torch']}. Model {result['model']}, credit {result['credit']}, the "
         f"learner's settings of {PRESET}. Shares are of an update without credit, beside it in the same repetition: "
-        "medians, with the least and the most. CPU time is the learner's alone; what else the machine does disturbs it "
+        "medians, with the least and the most. CPU time is the update's alone; what else the machine does disturbs it "
         "less than wall time. A step of training also samples, which makes the share smaller.",
         "",
         "| response | rows | update without (s) | credit, heads known | CPU time | of it reading maps | heads of every "

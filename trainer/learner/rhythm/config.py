@@ -49,7 +49,7 @@ class RhythmConfig:
 
     heads_every: int = 50
     """Pick the heads anew in every so many-th update, from its batch; in between they stay (in checkpoints, too). 1: in
-    every update; 0: once, in the first. Picking takes a pass of its own, about a quarter of an update; with the heads
+    every update; 0: once, in the first. Picking takes a pass of its own, a quarter to half of an update; with the heads
     known, credit is read in passes that are made anyway. [50 is our choice: the paper does not say.]"""
 
     backshift: float = 0.4
