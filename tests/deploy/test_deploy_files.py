@@ -214,10 +214,12 @@ def test_the_commands_that_the_files_show_are_read_by_rollcage() -> None:
     texts = [path.read_text() for path in (DEPLOY / "compose" / "compose.yml", DEPLOY / "kuberay" / "raycluster.yaml")]
     shown = [re.sub(r"\\\n#", "", text) for text in texts]
     commands = [found for text in shown for found in re.findall(r"rollcage train (.*)", text) if "--out" in found]
-    assert len(commands) == 2
+    readme = (ROOT / "README.md").read_text()
+    commands += re.findall(r"^rollcage train (.*--cluster ray.*?)(?: +#.*)?$", readme, re.MULTILINE)
+    assert len(commands) == 6
     for command in commands:
         config = parse_train(command.split()).config
         assert config is not None
         assert config.cluster == "ray"
-        assert config.model == PRESETS["countdown-small"][1].model
+        assert config.model == PRESETS[command.split()[0]][1].model
     assert json.loads((ROOT / "monitor" / "grafana" / "rollcage.json").read_text())["panels"]

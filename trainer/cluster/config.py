@@ -28,7 +28,7 @@ class RayConfig:
     """Labels of the nodes that ranks may be on."""
     colocate: bool = False
     """Put replica i and rank i on the same part of a node, so that fractions of a GPU (engine_gpus 0.5, rank_gpus 0.5)
-    are of one GPU, which both use in turn; with rollout.mode sync never at once."""
+    are of one GPU; with rollout.async_ratio 0 both use it in turn."""
     env_cpus: float = 0.01
     """CPUs of one environment in placement ray or process: it mostly waits for the policy."""
     env_nodes: dict[str, str] = field(default_factory=dict)
