@@ -141,7 +141,7 @@ CREDIT = (
             ("reference_kl_nats", "ref_kl", "Mean KL penalty to the reference model."),
             ("rhythm_amplified_ratio", "rhythm_share_amplified", "Share of tokens whose credit is amplified."),
             ("rhythm_gamma_mean", "rhythm_gamma_mean", "Mean credit factor of a token."),
-            ("rhythm_seconds", "rhythm_seconds", "Time of the attention pass."),
+            ("rhythm_seconds", "rhythm_seconds", "Time of attention credit: reading maps, picking heads, credit."),
             ("rhythm_step_ratio", "rhythm_share_of_step", "Share of the step, waiting included, that it took."),
             ("rhythm_waad_mean", "rhythm_waad_mean", "Mean windowed average attention distance."),
             ("rhythm_fai_mean", "rhythm_fai_mean", "Mean future attention influence."),
