@@ -461,6 +461,7 @@ SLOW = ("rollcage/SWEBench-v0", "rollcage/SWEMini-v0")
 """Those whose episodes take a second each: few of them here, more in `rollcage check`."""
 
 
+@pytest.mark.timeout(400)  # SWE-bench's repositories are made ready several times
 @pytest.mark.parametrize("env_id", sorted(env_id for env_id in gymnasium.registry if env_id.startswith("rollcage/")))
 def test_every_environment_of_the_suite_passes(env_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rewards, "NUM_TASKS", 6)

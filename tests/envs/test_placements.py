@@ -65,7 +65,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+def wait_for(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:

@@ -141,7 +141,7 @@ def test_a_stopped_run_ends_cleanly_and_says_how_to_go_on(tmp_path: Path) -> Non
         assert reader.status()["state"] == "running"
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=60) == 130
-        assert reader.status()["state"] == "dead"
+        assert reader.status()["state"] == "stopped"
         assert reader.events(limit=1)[1][0]["event"] == "stopped"
     assert not (run / "control.json").exists()
     wait_gone(children)

@@ -208,8 +208,13 @@ async def what_happens_is_told(host: Host) -> None:
                 events.append(event)
 
         listening = asyncio.create_task(listen())
-        await asyncio.sleep(0.3)
-        name = host.full("a")
+        name, first = host.full("a"), host.full("first")
+        await driver.create(host.container("first"))
+        async with asyncio.timeout(30):
+            while not events:  # so that from here on nothing is missed
+                await driver.pause(first)
+                await driver.unpause(first)
+                await asyncio.sleep(0.05)
         await driver.create(host.container("a"))
         await driver.create(replace(host.container("other"), labels={LABEL_MANAGER: host.manager + "x"}))
         await driver.pause(name)
@@ -223,9 +228,11 @@ async def what_happens_is_told(host: Host) -> None:
                 await asyncio.sleep(0.02)
         listening.cancel()
         await asyncio.wait([listening])
-        assert {event.container for event in events} == {name}
-        assert [event.kind for event in events] == ["start", "pause", "unpause", "die", "destroy"]
-        assert events[3].exit_code == 137
+        await driver.remove(first)
+        assert {event.container for event in events} == {name, first}
+        told = [event for event in events if event.container == name]
+        assert [event.kind for event in told] == ["start", "pause", "unpause", "die", "destroy"]
+        assert told[3].exit_code == 137
 
 
 async def events_end_with_the_driver(host: Host) -> None:
