@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,18 @@ import numpy as np
 import numpy.typing as npt
 
 from rollcage.errors import require
-from rollcage.monitor.run_folder import read_metrics, read_rows
 from rollcage.monitor.sample_shares import shares_table
+from rollcage.monitor.shares_read import shares_of
+from rollcage.monitor.store import RunReader
+from rollcage.monitor.store.downsample import MOST
 
 Rows = Sequence[Mapping[str, Any]]
+Floats = npt.NDArray[np.float64]
+
+_ELAPSED = "time/elapsed_s"
+_MAX_POINTS = 4000
+"""Of each line: more than a picture has columns."""
+_ACCOUNT = ("started", "trained", "filtered", "stale", "failed", "cancelled", "in_flight")
 
 _PANELS = (
     ("reward and success of the rollouts", (("rollout/reward", "reward"), ("rollout/success", "success"))),
@@ -68,50 +75,47 @@ def write_report(run: str | Path, *, command: str) -> Path:
     """
     require("matplotlib", "train").use("Agg")
     folder = Path(run) / "report"
-    metrics, timeline = read_metrics(run), read_rows(run, "timeline")
-    evaluations = read_rows(run, "evaluations")
-    folder.mkdir(exist_ok=True)
-    _plot_curves(folder / "curves.png", metrics, evaluations)
-    _plot_timeline(folder / "timeline.png", timeline)
-    (folder / "transcripts.md").write_text(_transcripts(evaluations), encoding="utf-8")
-    (folder / "README.md").write_text(
-        _page(Path(run), metrics, evaluations, shares(timeline), command), encoding="utf-8"
-    )
+    with RunReader(run) as reader:
+        evaluations = reader.evaluations()
+        folder.mkdir(exist_ok=True)
+        _plot_curves(folder / "curves.png", reader, evaluations)
+        _plot_timeline(folder / "timeline.png", reader)
+        (folder / "transcripts.md").write_text(_transcripts(evaluations), encoding="utf-8")
+        (folder / "README.md").write_text(_page(Path(run), reader, evaluations, command), encoding="utf-8")
     return folder
 
 
-def _column(metrics: Rows, name: str) -> npt.NDArray[np.float64]:
-    return np.array([row.get(name, np.nan) for row in metrics], float)
-
-
-def _plot_curves(path: Path, metrics: Rows, evaluations: Rows) -> None:
+def _plot_curves(path: Path, reader: RunReader, evaluations: Rows) -> None:
     from matplotlib import pyplot as plt
 
-    elapsed = _column(metrics, "time/elapsed_s")
-    known = {name for row in metrics for name in row}
+    versions, elapsed = reader.series([_ELAPSED], max_points=MOST)[_ELAPSED]
+    known = set(reader.metric_names())
     panels = [
         (title, lines)
         for index, (title, lines) in enumerate(_PANELS)
         if index < _NUM_ALWAYS or any(name in known for name, _ in lines)
     ]
+    curves = reader.series([name for _, lines in panels for name, _ in lines], max_points=_MAX_POINTS)
     num_rows = (len(panels) + 1) // 2
     figure, axes = plt.subplots(num_rows, 2, figsize=(12, 10 * num_rows / 3), constrained_layout=True)
     for axis in axes.flat[len(panels) :]:
         axis.remove()
     for axis, (title, lines) in zip(axes.flat, panels, strict=False):
         for name, label in [line for line in lines if line[0] in known] or lines:
-            axis.plot(elapsed, _column(metrics, name), label=label, linewidth=1.2)
+            at, values = curves[name]
+            at_s = np.interp(at, versions, elapsed) if len(versions) else at
+            axis.plot(at_s, values, label=label, linewidth=1.2)
         axis.set_title(title)
         axis.set_xlabel("seconds of training")
         axis.grid(alpha=0.3)
     for row in evaluations:
-        at_s = elapsed[-1] if row["when"] == "after" else 0.0
         if row["success_rate"] is None:
             continue
+        end_s = elapsed[-1] if row["when"] == "after" and len(elapsed) else 0.0
         low, high = row["success_ci95"]
         rate = row["success_rate"]
         axes.flat[0].errorbar(
-            at_s, rate, yerr=[[rate - low], [high - rate]], fmt="o", capsize=4, label=f"{row['when']}, {row['name']}"
+            end_s, rate, yerr=[[rate - low], [high - rate]], fmt="o", capsize=4, label=f"{row['when']}, {row['name']}"
         )
     for axis in axes.flat[: len(panels)]:
         axis.legend(fontsize=8)
@@ -119,59 +123,57 @@ def _plot_curves(path: Path, metrics: Rows, evaluations: Rows) -> None:
     plt.close(figure)
 
 
-def _plot_timeline(path: Path, timeline: Rows) -> None:
+def _plot_timeline(path: Path, reader: RunReader) -> None:
     """Draw what learner and engines did at the same moments."""
     from matplotlib import pyplot as plt
 
-    spans, rates = _learner_spans(timeline), _token_rates(timeline)
-    running = [(row["at_s"], row["value"]) for row in timeline if row.get("gauge") == "running_episodes"]
-    start_s = min((row["start_s"] for row in spans), default=0.0)
+    spans, (at_s, rates) = reader.busy("learner"), _token_rates(reader)
+    running_s, running = reader.gauges(["running_episodes"], max_points=_MAX_POINTS).get("running_episodes", ((), ()))
+    start_s = min((float(mine["start_s"][0]) for mine in spans.values()), default=0.0)
     figure, (learner, engine, slots) = plt.subplots(
         3, 1, figsize=(12, 6), sharex=True, constrained_layout=True, height_ratios=[1, 2, 2]
     )
     for name, colour in (("train", "tab:blue"), ("publish", "tab:red"), ("wait", "lightgrey")):
-        bars = [(row["start_s"] - start_s, row["end_s"] - row["start_s"]) for row in spans if row["span"] == name]
+        mine = spans.get(name, ())
+        bars = [(span["start_s"] - start_s, span["end_s"] - span["start_s"]) for span in mine]
         learner.broken_barh(bars, (0, 1), facecolors=colour, label=name)
     learner.set_yticks([])
     learner.set_title("learner")
     learner.legend(loc="upper right", ncols=3, fontsize=8)
-    engine.step([at_s - start_s for at_s, _ in rates], [rate for _, rate in rates], where="pre", linewidth=1)
+    engine.step(at_s - start_s, rates, where="pre", linewidth=1)
     engine.set_title("engines: sampled tokens per second")
-    slots.step([at_s - start_s for at_s, _ in running], [value for _, value in running], where="pre", linewidth=1)
+    slots.step(np.subtract(running_s, start_s), running, where="pre", linewidth=1)
     slots.set_title("running episodes")
     slots.set_xlabel("seconds")
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
 
-def _learner_spans(timeline: Rows) -> Rows:
-    return [row for row in timeline if row.get("track") == "learner"]
+def _token_rates(reader: RunReader) -> tuple[Floats, Floats]:
+    """Return (moments [N], tokens sampled per second since the one before [N])."""
+    none = np.empty(0)
+    at_s, num_tokens = reader.gauges(["sampled_tokens"], max_points=MOST).get("sampled_tokens", (none, none))
+    took_s = np.diff(at_s)
+    later = took_s > 0
+    num = np.maximum(0.0, np.diff(num_tokens))  # a resumed run counts from 0 again
+    return at_s[1:][later], num[later] / took_s[later]
 
 
-def _token_rates(timeline: Rows) -> list[tuple[float, float]]:
-    """Return (time, tokens sampled per second since the point before)."""
-    points = [(row["at_s"], row["value"]) for row in timeline if row.get("gauge") == "sampled_tokens"]
-    return [  # a resumed run counts from 0 again
-        (later[0], max(0.0, later[1] - earlier[1]) / (later[0] - earlier[0]))
-        for earlier, later in pairwise(points)
-        if later[0] > earlier[0]
-    ]
-
-
-def shares(timeline: Rows) -> dict[str, float]:
+def shares(reader: RunReader) -> dict[str, float]:
     """Return the learner's shares of time (train, wait, publish), and the share of overlap.
 
     The latter is, of the moments in which it trained, the share in which tokens were being sampled too.
     """
-    spans, rates = _learner_spans(timeline), _token_rates(timeline)
-    total_s = sum(row["end_s"] - row["start_s"] for row in spans) or 1.0
-    spent = {
-        name: sum(row["end_s"] - row["start_s"] for row in spans if row["span"] == name) / total_s
-        for name in ("train", "wait", "publish")
-    }
-    training = [(row["start_s"], row["end_s"]) for row in spans if row["span"] == "train"]
-    during = [rate for at_s, rate in rates if any(start <= at_s <= end for start, end in training)]
-    return {**spent, "overlap": float(np.mean([rate > 0 for rate in during])) if during else 0.0}
+    spans, (at_s, rates) = reader.busy("learner"), _token_rates(reader)
+    spent_s = {name: float(mine["busy_s"].sum()) for name, mine in spans.items()}
+    total_s = sum(spent_s.values()) or 1.0
+    result = {name: spent_s.get(name, 0.0) / total_s for name in ("train", "wait", "publish")}
+    during = np.empty(0)
+    if "train" in spans:
+        training = spans["train"]
+        last = np.searchsorted(training["start_s"], at_s, side="right") - 1
+        during = rates[(last >= 0) & (at_s <= training["end_s"][last])]
+    return {**result, "overlap": float(np.mean(during > 0)) if len(during) else 0.0}
 
 
 def _transcripts(evaluations: Rows) -> str:
@@ -198,8 +200,9 @@ def _quote(text: str) -> str:
     return "\n".join(f"> {line}  " for line in clean.splitlines() or [""])
 
 
-def _page(run: Path, metrics: Rows, evaluations: Rows, shares: Mapping[str, float], command: str) -> str:
-    last = metrics[-1] if metrics else {}
+def _page(run: Path, reader: RunReader, evaluations: Rows, command: str) -> str:
+    num_updates, last = _last_row(reader)
+    time = shares(reader)
     lines = [f"# Run {run.name}", ""]
     if evaluations:
         lines += [
@@ -218,18 +221,18 @@ def _page(run: Path, metrics: Rows, evaluations: Rows, shares: Mapping[str, floa
     gains = _gains(evaluations)
     lines += ["", *(f"**{name}: {gain:+.1f} points.**  " for name, gain in gains.items()), ""]
     lines += [
-        f"{len(metrics)} updates in {last.get('time/elapsed_s', 0.0):.0f} s of training. The learner trained "
-        f"{100 * shares['train']:.0f} % of the time, waited for samples {100 * shares['wait']:.0f} %, published "
-        f"{100 * shares['publish']:.1f} %. In {100 * shares['overlap']:.0f} % of the moments in which it trained, "
+        f"{num_updates} updates in {last.get(_ELAPSED, 0.0):.0f} s of training. The learner trained "
+        f"{100 * time['train']:.0f} % of the time, waited for samples {100 * time['wait']:.0f} %, published "
+        f"{100 * time['publish']:.1f} %. In {100 * time['overlap']:.0f} % of the moments in which it trained, "
         "the engines were sampling too.",
         "",
         "Samples: "
-        + ", ".join(f"{key.split('/')[1]} {last[key]:.0f}" for key in last if key.startswith("account/"))
+        + ", ".join(f"{name} {last[f'account/{name}']:.0f}" for name in _ACCOUNT if f"account/{name}" in last)
         + ".",
         "An episode that failed (an environment, engine or deadline gave up) has no reward: it is a failure, not a 0.",
         "",
         *_extras(last),
-        *shares_table(metrics),
+        *shares_table(shares_of(reader)),
         "![curves](curves.png)",
         "",
         "![timeline](timeline.png)",
@@ -242,6 +245,13 @@ def _page(run: Path, metrics: Rows, evaluations: Rows, shares: Mapping[str, floa
         "",
     ]
     return "\n".join(lines)
+
+
+def _last_row(reader: RunReader) -> tuple[int, dict[str, float]]:
+    """Return (number of updates, the statistics of the last one)."""
+    found = {name: points for name, points in reader.series(max_points=4).items() if len(points[0])}
+    newest = max((int(versions[-1]) for versions, _ in found.values()), default=0)
+    return newest, {name: float(values[-1]) for name, (versions, values) in found.items() if versions[-1] == newest}
 
 
 def _extras(last: Mapping[str, Any]) -> list[str]:

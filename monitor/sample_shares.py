@@ -4,31 +4,35 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Series = tuple[npt.NDArray[Any], npt.NDArray[np.float64]]
 
 Buckets = dict[str, Counter[str]]
 """Upper bound of a bucket, ascending -> samples by outcome."""
 
 
-def sample_shares(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Buckets]:
+def sample_shares(counters: Mapping[str, Series]) -> dict[str, Buckets]:
     """Return what became of the samples, from the counters ``samples_by_<dimension>``.
 
     Args:
-        metrics: rows of a run, in order; counters that begin anew, where it was resumed, are added up.
+        counters: ``samples_by_...{outcome=...,upper=...}`` -> (policy versions [N], values [N]), in order. Where a run
+            was resumed, all of them begin anew; what each had reached before is added up.
 
     Returns:
         dimension ("duration_s", "length_tokens", "difficulty") -> its buckets.
     """
-    totals: Counter[str] = Counter()
-    before: dict[str, float] = {}
-    for row in metrics:
-        now = {key: value for key, value in row.get("counters", {}).items() if key.startswith("samples_by_")}
-        if any(now.get(key, 0.0) < value for key, value in before.items()):
-            before = {}
-        for key, value in now.items():
-            totals[key] += int(value - before.get(key, 0.0))
-        before = now
+    fallen = [versions[1:][np.diff(values) < 0] for versions, values in counters.values()]
+    restarts = np.unique(np.concatenate(fallen)) if fallen else np.empty(0)
+    totals = {}
+    for key, (versions, values) in counters.items():
+        life = np.searchsorted(restarts, versions, side="right")
+        ends = np.flatnonzero(np.diff(life, append=len(restarts) + 1))  # the last point of each life
+        totals[key] = int(values[ends].sum())
     shares: dict[str, Buckets] = {}
     for key, count in totals.items():
         if found := re.fullmatch(r"samples_by_(\w+)\{outcome=(\w+),upper=([\w.]+)\}", key):
@@ -67,9 +71,8 @@ def uncut(buckets: Buckets) -> dict[str, float]:
     return numbers
 
 
-def shares_table(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the lines of a table, none where nothing was counted."""
-    shares = sample_shares(metrics)
+def shares_table(shares: Mapping[str, Buckets]) -> list[str]:
+    """Return the lines of a table of `sample_shares`, none where nothing was counted."""
     if not shares:
         return []
     lines = [

@@ -15,6 +15,7 @@ from typing import Any
 from rollcage.command import CommandParser
 from rollcage.monitor.report import shares
 from rollcage.monitor.run_folder import read_metrics, read_rows
+from rollcage.monitor.store import RunReader
 
 # 97.5 % quantiles of Student's t distribution by degrees of freedom (any statistics textbook's table)
 _T975 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
@@ -80,7 +81,8 @@ def summarize(seed: int, run: Path) -> dict[str, Any]:
             row["num_scored"],
         ]
     train_s = metrics[-1]["time/elapsed_s"]
-    time = shares(read_rows(run, "timeline"))
+    with RunReader(run) as reader:
+        time = shares(reader)
     return {
         "seed": seed,
         "success": success,

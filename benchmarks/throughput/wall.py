@@ -17,7 +17,8 @@ from rollcage.benchmarks.throughput.slow_countdown import ENV_ID
 from rollcage.command import CommandParser, natural_float, positive
 from rollcage.errors import RollcageError
 from rollcage.monitor.report import shares
-from rollcage.monitor.run_folder import read_metrics, read_rows
+from rollcage.monitor.run_folder import read_metrics
+from rollcage.monitor.store import RunReader
 
 WARM_UP = 1
 """Updates before the clock starts: the first batch of an asynchronous run is made by an engine that nobody disturbs."""
@@ -84,7 +85,9 @@ def _train(arguments: Any, mode: str, seed: int, folder: Path) -> None:
 
 def measure(folder: Path) -> dict[str, float]:
     """Return how fast a run trained after its warm-up, and what it trained on."""
-    rows, time = read_metrics(folder), shares(read_rows(folder, "timeline"))
+    rows = read_metrics(folder)
+    with RunReader(folder) as reader:
+        time = shares(reader)
     begin_s, end_s = rows[WARM_UP - 1]["time/elapsed_s"], rows[-1]["time/elapsed_s"]
     measured = rows[WARM_UP:]
     num_samples = sum(row["rollout/num_samples"] for row in measured)

@@ -86,6 +86,19 @@ class Curves(RunFiles):
             for track, name, begin_s, until_s, busy_s, num in columns
         ]
 
+    def busy(self, track: str) -> dict[str, npt.NDArray[Any]]:
+        """Return ``{name: spans [N]}`` of a track, in order: ``start_s``, ``end_s``, ``busy_s`` and more.
+
+        As the index holds them: of a run with very many spans, old neighbours are one span, no second of them lost.
+        """
+        with self._index.reading() as tables:
+            spans = self._index.spans()
+            texts = {text: number for number, text in tables.execute("SELECT id, text FROM texts")}
+        spans = spans[spans["track"] == texts.get(track, -1)]
+        spans = spans[np.argsort(spans["start_s"], kind="stable")]
+        found = {name: spans[spans["name"] == number] for name, number in texts.items()}
+        return {name: mine for name, mine in found.items() if len(mine)}
+
     def gauges(self, names: Sequence[str] | None = None, max_points: int = 2000) -> dict[str, Series]:
         """Return ``{NAME{label=value,...}: (at_s [N], values [N])}``, at seconds of the run's clock.
 

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from rollcage.monitor.report import write_report
-from rollcage.monitor.run_folder import RunFolder, read_metrics
-from rollcage.monitor.sample_shares import sample_shares, uncut
+from rollcage.monitor.run_folder import RunFolder
+from rollcage.monitor.sample_shares import uncut
+from rollcage.monitor.shares_read import shares_of
+from rollcage.monitor.store import RunReader
 
 
 def test_the_report_shows_which_samples_starve_over_all_lives_of_a_run(tmp_path: Path) -> None:
@@ -21,7 +23,8 @@ def test_the_report_shows_which_samples_starve_over_all_lives_of_a_run(tmp_path:
             run.counter("samples_by_difficulty", 14, upper="unknown", outcome="failed")
             run.metrics({"time/elapsed_s": version}, policy_version=3 * life + version)
         run.close()
-    shares = sample_shares(read_metrics(tmp_path))
+    with RunReader(tmp_path) as reader:
+        shares = shares_of(reader)
     assert list(shares["duration_s"]) == ["8", "128"]
     assert shares["duration_s"]["128"] == {"trained": 6, "late": 18}
     page = (write_report(tmp_path, command="rollcage train x") / "README.md").read_text()
