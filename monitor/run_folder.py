@@ -7,6 +7,7 @@ timeline.jsonl      spans (who was busy when) and gauges over time, in seconds o
 trajectories.jsonl  every episode
 annotations.jsonl   what the trainer made of the tokens of each sample
 evaluations.jsonl   every evaluation
+logs/               what the run's processes write, on a cluster too
 index/              made of the rows for fast reading (`rollcage.monitor.store`); safe to delete
 checkpoints/        see the trainer
 report/             see `rollcage.monitor.report`

@@ -12,6 +12,9 @@ from rollcage.benchmarks.machine import describe
 from rollcage.command import CommandParser, natural_float, positive
 from rollcage.errors import UserError, did_you_mean
 
+NOTES = "\n## Notes\n"
+"""Where a page's part begins that people write; what follows is kept when the page is made anew."""
+
 
 def main(argv: Sequence[str]) -> int:
     """``rollcage bench cluster``: every figure that is asked for."""
@@ -33,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--latency", type=natural_float, default=0.5, help="mean seconds of a step (default: 0.5)")
     parser.add_argument("--mib", type=positive, nargs="+", default=[4, 32, 128], help="sizes of published models")
     parser.add_argument("--replicas", type=positive, nargs="+", default=[1, 2, 4], help="to publish to")
-    parser.add_argument("--output", type=Path, help="folder for cluster.md")
+    parser.add_argument("--output", type=Path, help="folder for cluster.md, whose Notes are kept")
     arguments = parser.parse_args(argv)
     for name in arguments.figures:
         if name not in FIGURES:
@@ -58,8 +61,15 @@ def main(argv: Sequence[str]) -> int:
     sys.stdout.write(report)
     if arguments.output:
         arguments.output.mkdir(parents=True, exist_ok=True)
-        (arguments.output / "cluster.md").write_text(report, encoding="utf-8")
+        page = arguments.output / "cluster.md"
+        page.write_text(report + notes_of(page), encoding="utf-8")
     return 0
+
+
+def notes_of(page: Path) -> str:
+    """Return the notes that people have written below a page's figures; "" where there are none."""
+    _, heading, notes = page.read_text(encoding="utf-8").partition(NOTES) if page.is_file() else ("", "", "")
+    return heading + notes
 
 
 def _section(table: Table, load: float) -> str:

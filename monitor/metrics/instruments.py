@@ -12,6 +12,7 @@ VERSIONS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 32)
 
 _ENGINE = {"engine": Label("number of the replica", most=256)}
 _HOST = {"host": Label("of the sandbox manager", most=64)}
+_NODE = {"node": Label("of the cluster, its address", most=256)}
 _OUTCOMES = ("trained", "filtered", "stale", "failed", "late")
 _UPPER = Label("upper bound of the bucket", most=40)
 _STATES = (
@@ -87,10 +88,12 @@ FLEET = (
     Metric(
         "rollcage_cluster_actors",
         "gauge",
-        "Engine replicas and learner ranks whose last place is the node.",
+        "Actors whose last place is the node.",
         "cluster_actors",
-        {"node": Label("its address", most=256), "role": Label("of the actor", ("engine", "rank"))},
+        {**_NODE, "role": Label("of the actor", ("engine", "rank", "environment", "critic", "attention"))},
     ),
+    Metric("rollcage_node_load", "gauge", "Processes that run or want to, a core of the node.", "node_load", _NODE),
+    Metric("rollcage_node_memory_ratio", "gauge", "Share of the node's memory in use.", "node_memory", _NODE),
     Metric("rollcage_running_episodes", "gauge", "Episodes that run.", "running_episodes"),
     Metric("rollcage_complete_groups", "gauge", "Groups in the buffer that can be trained on.", "complete_groups"),
     Metric(

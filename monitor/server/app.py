@@ -13,7 +13,9 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from rollcage.errors import RollcageError, UserError
-from rollcage.monitor.server import control, run_routes, sandbox_routes, stream
+from rollcage.monitor.live import has_prometheus
+from rollcage.monitor.metrics.prometheus import PrometheusRecorder
+from rollcage.monitor.server import control, log_routes, run_routes, sandbox_routes, stream
 from rollcage.monitor.server.answers import Json
 from rollcage.monitor.server.errors import Refused, to_json
 from rollcage.monitor.server.gate import Gate
@@ -52,7 +54,8 @@ class Monitor:
         app.state.reads_need_token = reads_need_token
         _add_errors(app)
         _add_about(app)
-        for part in (control, sandbox_routes, stream, run_routes):
+        _add_metrics(app)
+        for part in (control, sandbox_routes, stream, run_routes, log_routes):
             app.include_router(part.router)
         _add_pages(app, Pages(pages))
         self.app = Gate(app, token, reads_need_token=reads_need_token, is_local=is_local)
@@ -80,6 +83,18 @@ def _add_about(app: FastAPI) -> None:
                 "now": time.time(),
             }
         )
+
+
+def _add_metrics(app: FastAPI) -> None:
+    """The server's own: its process, and the disk that the runs are on. Each run has an endpoint for its metrics."""
+    recorder = PrometheusRecorder(app.state.runs.folder) if has_prometheus() else None
+
+    @app.get("/metrics")
+    async def metrics(request: Request) -> Response:
+        if recorder is None:
+            raise Refused("prometheus-client is not installed: pip install 'rollcage[monitor]'.", 503)
+        body, kind = recorder.exposition(request.headers.get("accept", ""))
+        return Response(body, headers={"content-type": kind})
 
 
 def _add_pages(app: FastAPI, pages: Pages) -> None:

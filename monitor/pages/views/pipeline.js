@@ -15,8 +15,9 @@ const COLUMNS = [
 ];
 const TITLES = { sampled_tokens: "sampled tokens a second" };
 const LAST_S = 120;
-const STRIPS = [[/^engine_live_requests\{engine=(.*)\}$/, (found) => `engine ${found[1]} requests`], [/^running_episodes$/, () => "episodes"]];
-const ORDER = ["learner", "engine", "environments", "episodes"];
+const STRIPS = [[/^engine_live_requests\{engine=(.*)\}$/, (found) => `engine ${found[1]} requests`], [/^running_episodes$/, () => "episodes"],
+  [/^node_load\{node=(.*)\}$/, (found) => `node ${found[1]} load`]];
+const ORDER = ["learner", "engine", "environments", "episodes", "node"];
 
 export async function show({ root, params, run, signal }) {
   const window_s = [params.get("from"), params.get("to")].map((it) => (it === null ? null : Number(it)));
@@ -43,13 +44,13 @@ export async function show({ root, params, run, signal }) {
     h("section", {}, h("h2", {}, "Every sample accounted for"), account));
   const sums = lineChart("Samples, by what became of them", [], { whole: true, x: "updates" });
   const refresh = async () => {
-    const [range, sum] = await Promise.all([get(runPath(run, "/timeline"), { max_spans: 1 }, signal), get(runPath(run, "/account"), {}, signal), header.refresh()]);
+    const [range, sum, { actors }] = await Promise.all([get(runPath(run, "/timeline"), { max_spans: 1 }, signal), get(runPath(run, "/account"), {}, signal), get(runPath(run, "/actors"), {}, signal), header.refresh()]);
     const last = window_s[1] ?? range.last_s;
     const first = window_s[0] ?? (isWhole() ? range.first_s : Math.max(range.first_s, last - LAST_S));
     const [spans, { gauges: points }] = await Promise.all([
       get(runPath(run, "/timeline"), { start_s: first, end_s: last, max_spans: 2000 }, signal),
       get(runPath(run, "/gauges"), { max_points: 1000 }, signal)]);
-    timeline.update({ first, last, zero: range.first_s, tracks: tracksOf(spans.spans, points, first, last) });
+    timeline.update({ first, last, zero: range.first_s, tracks: tracksOf(spans.spans, points, first, last, actors) });
     where.textContent = range.total ? `Seconds since the run began; ${number(spans.total)} spans in view. Drag over a stretch to look closer.` : "Nothing has been timed yet: the first spans come with the first update.";
     fill(shares, sharesTable(spans.shares, last - first));
     drawGauges(gauges, charts, points, range.first_s);
@@ -60,11 +61,12 @@ export async function show({ root, params, run, signal }) {
   return refresh;
 }
 
-function tracksOf(spans, points, first, last) {
+function tracksOf(spans, points, first, last, actors) {
   const tracks = new Map();
+  const nodes = new Map(actors.filter(({ node }) => node).map(({ actor, node }) => [actor === "learner rank 0" ? "learner" : actor, node]));
   for (const span of spans) {
     const name = span.track === "environments" ? `environments ${span.name}` : span.track; // many at once: a row for each kind
-    if (!tracks.has(name)) tracks.set(name, { name, spans: [] });
+    if (!tracks.has(name)) tracks.set(name, { name: nodes.has(name) ? `${name} on ${nodes.get(name)}` : name, spans: [] });
     tracks.get(name).spans.push(span);
   }
   for (const [key, { at_s: at, value }] of Object.entries(points))

@@ -4,6 +4,7 @@ import { address, change } from "../parts/address.js";
 import { get, runPath } from "../parts/api.js";
 import { fill, h } from "../parts/dom.js";
 import { duration, moment, number, percent } from "../parts/format.js";
+import { actorLogs } from "../parts/logs.js";
 import { action } from "../parts/notices.js";
 import { runHeader } from "../parts/run_header.js";
 import { badge, table } from "../parts/table.js";
@@ -13,26 +14,28 @@ const NUM_EVENTS = 50;
 
 export async function show({ root, params, run, signal }) {
   const header = await runHeader("Run", run, signal);
-  const boxes = Object.fromEntries(["acts", "doctor", "evaluations", "events", "alerts"].map((name) => [name, h("div", { class: name })]));
+  const boxes = Object.fromEntries(["acts", "doctor", "evaluations", "events", "actors", "alerts"].map((name) => [name, h("div", { class: name })]));
   const { command, config } = await get(runPath(run, "/config"), {}, signal);
   root.append(header, boxes.acts,
     h("section", {}, h("h2", {}, "What is going on"), boxes.doctor),
     h("section", {}, h("h2", {}, "Evaluations"), boxes.evaluations),
     h("section", {}, h("h2", {}, "Events"), boxes.events),
+    h("section", {}, h("h2", {}, "Processes and logs"), boxes.actors),
     h("section", {}, h("h2", {}, "Alert rules"), boxes.alerts),
     h("section", {}, h("h2", {}, "Configuration"), h("p", {}, h("code", {}, command)),
       h("details", { "data-key": "config" }, h("summary", {}, "All settings"), textBlock(JSON.stringify(config, null, 2)))));
   const offset = Number(params.get("offset") ?? 0);
   const kinds = params.getAll("kinds");
   const refresh = async () => {
-    const [status, doctor, { evaluations }, events, alerts] = await Promise.all([
+    const [status, doctor, { evaluations }, events, alerts, actors] = await Promise.all([
       header.refresh(), get(runPath(run, "/doctor"), {}, signal), get(runPath(run, "/evaluations"), {}, signal),
-      get(runPath(run, "/events"), { limit: NUM_EVENTS, offset, kinds }, signal), get(runPath(run, "/alerts"), {}, signal)]);
+      get(runPath(run, "/events"), { limit: NUM_EVENTS, offset, kinds }, signal), get(runPath(run, "/alerts"), {}, signal), actorLogs(run, params.get("log"), signal)]);
     fill(boxes.acts, h("div", { class: "row" }, actions(run, status, refresh),
       ["training", "pipeline", "environments", "trajectories"].map((page) => h("a", { class: "button", "data-key": `to-${page}`, href: address(page, { run }) }, page[0].toUpperCase() + page.slice(1)))));
     fill(boxes.doctor, findings(doctor));
     fill(boxes.evaluations, evaluationTable(evaluations));
     fill(boxes.events, eventList(events, status.event_kinds, kinds, offset));
+    fill(boxes.actors, actors);
     fill(boxes.alerts, ruleTable(alerts.rules));
   };
   await refresh();

@@ -46,6 +46,20 @@ def test_throughput_is_measured_beside_its_prediction(
     assert 10 < predicted < 30, "two environments, 0.1 s an episode"
 
 
+def test_what_people_wrote_below_the_figures_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = figures.Table("Scaling", "Text.", ("raylets", "episodes/s"), [("1", "4.1")])
+    monkeypatch.setitem(figures.FIGURES, "scaling", lambda sizes: table)
+    page = tmp_path / "cluster.md"
+    for updates in ("1", "2"):
+        assert main(["scaling", "--updates", updates, "--output", str(tmp_path)]) == 0
+        if updates == "1":
+            page.write_text(page.read_text() + "\n## Notes\n\nThe machine was crowded.\n")
+    text = page.read_text()
+    assert "--updates 2" in text
+    assert "--updates 1" not in text
+    assert text.endswith("| 1 | 4.1 |\n\n## Notes\n\nThe machine was crowded.\n")
+
+
 def test_an_unknown_figure_is_refused() -> None:
     with pytest.raises(UserError, match=r"no figure 'scalling'.*Did you mean"):
         main(["scalling"])
