@@ -1,4 +1,4 @@
-"""Who is busy when, told in bounded pieces: one span a second and kind of work at most, however much of it there is."""
+"""Who is busy when, told in bounded pieces: a bounded number of spans a second, however much work there is."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from rollcage.recorder import Recorder
 
 PIECE_S = 1.0
 """A piece of work is told once it is so old, or at the next look after it."""
+MOST_A_SECOND = 64
+"""Spans of all kinds together: where there are more kinds (thousands of replicas), their pieces are longer."""
 
 
 class Activity:
     """Counts what is under way, by track and name, and tells a recorder when there was any.
 
     A span ``(track, name)`` has the fields ``busy_s`` (seconds in which at least one was under way) and ``num`` (how
-    many ended in it). What begins and ends costs a few dictionary operations.
+    many ended in it). What begins and ends costs a few operations; the clock is looked at where the first begins and
+    the last ends.
 
     Args:
         recorder: hears of the spans.
@@ -24,17 +27,27 @@ class Activity:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._pieces: dict[tuple[str, str], _Piece] = {}
+        self._next_look_s = 0.0
+        self.piece_s = PIECE_S
+        """How old a piece must be to be told."""
 
     def during(self, track: str, name: str) -> AbstractContextManager[None]:
         """Return what counts one more while its block runs: the same for all of a kind, for none of them needs more."""
         piece = self._pieces.get((track, name))
         if piece is None:
-            piece = self._pieces[track, name] = _Piece(track, name, self._recorder)
+            piece = self._pieces[track, name] = _Piece(track, name, self, self._recorder)
+            self.piece_s = max(PIECE_S, len(self._pieces) / MOST_A_SECOND)
         return piece
 
     def look(self, *, at_end: bool = False) -> None:
-        """Tell what is old enough, so that work which takes long shows before its end; ``at_end``: everything."""
+        """Tell what is old enough, so that work which takes long shows before its end; ``at_end``: everything.
+
+        To be called once in a while: it looks at all pieces no more than four times in the time that they take.
+        """
         now_s = asyncio.get_running_loop().time()
+        if not at_end and now_s < self._next_look_s:
+            return
+        self._next_look_s = now_s + self.piece_s / 4
         for piece in self._pieces.values():
             if at_end or piece.is_old(now_s):
                 piece.tell(now_s)
@@ -43,34 +56,40 @@ class Activity:
 class _Piece(AbstractContextManager[None]):
     """What was done of one kind since the last span."""
 
-    def __init__(self, track: str, name: str, recorder: Recorder) -> None:
-        self._track, self._name, self._recorder = track, name, recorder
+    __slots__ = (
+        *("_activity", "_busy_s", "_last_s", "_name", "_num_ended", "_num_under_way", "_recorder"),
+        *("_since_s", "_start_s", "_track"),
+    )
+
+    def __init__(self, track: str, name: str, activity: Activity, recorder: Recorder) -> None:
+        self._track, self._name = track, name
+        self._activity, self._recorder = activity, recorder
         self._num_under_way = self._num_ended = 0
         self._start_s: float | None = None
         self._since_s = self._last_s = self._busy_s = 0.0
 
     def __enter__(self) -> None:
-        now_s = asyncio.get_running_loop().time()
-        if self.is_old(now_s):
-            self.tell(now_s)
         if self._num_under_way == 0:
+            now_s = asyncio.get_running_loop().time()
+            if self.is_old(now_s):
+                self.tell(now_s)
             self._since_s = now_s
             if self._start_s is None:
                 self._start_s = now_s
         self._num_under_way += 1
 
     def __exit__(self, *raised: object) -> None:
-        now_s = asyncio.get_running_loop().time()
         self._num_under_way -= 1
         self._num_ended += 1
         if self._num_under_way == 0:
+            now_s = asyncio.get_running_loop().time()
             self._busy_s += now_s - self._since_s
             self._last_s = now_s
-        if self.is_old(now_s):
-            self.tell(now_s)
+            if self.is_old(now_s):
+                self.tell(now_s)
 
     def is_old(self, now_s: float) -> bool:
-        return self._start_s is not None and now_s - self._start_s >= PIECE_S
+        return self._start_s is not None and now_s - self._start_s >= self._activity.piece_s
 
     def tell(self, now_s: float) -> None:
         if self._start_s is None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from rollcage.envs.placements.base import EnvHandle, PlacementError
 from rollcage.errors import RollcageError
 from rollcage.trainer.engines.base import ContextFull, EngineError
+from rollcage.trainer.rollout.shared_timer import SharedTimer
 from rollcage.trainer.types import Failure, FailureKind, Segment, Trajectory, TurnRecord
 
 MAX_REWARD = 1e18
@@ -37,6 +39,17 @@ class Deadlines:
         """
         more_s = max(0.0, env_s - self.env_s)
         return replace(self, env_s=self.env_s + more_s, episode_s=self.episode_s + 2 * more_s)
+
+
+class Timers:
+    """The timers that the episodes of one event loop share: equal deadlines take one timer for all.
+
+    Args:
+        deadlines: how long a turn and an episode may take.
+    """
+
+    def __init__(self, deadlines: Deadlines) -> None:
+        self.turn, self.episode = SharedTimer(deadlines.turn_s), SharedTimer(deadlines.episode_s)
 
 
 def declared_s(metadata: Mapping[str, Any]) -> float:
@@ -106,6 +119,7 @@ async def run_episode(
     seed: int,
     deadlines: Deadlines,
     options: dict[str, Any] | None = None,
+    timers: Timers | None = None,
 ) -> Trajectory:
     """Play one episode to its end; never raises for what an environment, engine or agent does wrong.
 
@@ -117,12 +131,14 @@ async def run_episode(
         seed: of the environment's reset.
         deadlines: of every wait.
         options: further reset options.
+        timers: of ``deadlines``, shared with other episodes; None: its own.
     """
+    timers = timers or Timers(deadlines)
     clock = asyncio.get_running_loop().time
     trajectory = Trajectory(sample_id, task_id, seed, start_s=clock())
     try:
-        async with asyncio.timeout(deadlines.episode_s) as whole:
-            await _play(handle, agent, trajectory, deadlines, {**(options or {}), "task": task_id})
+        with timers.episode.begin() as whole:
+            await _play(handle, agent, trajectory, deadlines, timers, {**(options or {}), "task": task_id})
     except PlacementError as error:
         trajectory.failure = Failure("infra", error.reason, str(error))
     except ContextFull as error:
@@ -136,7 +152,7 @@ async def run_episode(
     except AgentFailed as error:
         trajectory.failure = Failure(error.kind, error.reason, str(error))
     except TimeoutError:
-        what, limit_s = ("episode", deadlines.episode_s) if whole.expired() else ("turn", deadlines.turn_s)
+        what, limit_s = ("episode", deadlines.episode_s) if whole.expired else ("turn", deadlines.turn_s)
         trajectory.failure = Failure("infra", f"{what}_timeout", f"the {what} took longer than {limit_s:g} s")
     trajectory.segments = agent.segments
     newest = [max(segment.policy_versions) for segment in agent.segments if segment.policy_versions]
@@ -146,7 +162,12 @@ async def run_episode(
 
 
 async def _play(
-    handle: EnvHandle, agent: Agent, trajectory: Trajectory, deadlines: Deadlines, options: dict[str, Any]
+    handle: EnvHandle,
+    agent: Agent,
+    trajectory: Trajectory,
+    deadlines: Deadlines,
+    timers: Timers,
+    options: dict[str, Any],
 ) -> None:
     clock = asyncio.get_running_loop().time
     observation, info = await handle.reset(seed=trajectory.seed, options=options, deadline_s=deadlines.env_s)
@@ -156,7 +177,7 @@ async def _play(
         asked_s = clock()
         # no timer that the episode's own is sure to come before
         is_bounded = asked_s + deadlines.turn_s < trajectory.start_s + deadlines.episode_s
-        async with asyncio.timeout(deadlines.turn_s if is_bounded else None):
+        with timers.turn.begin() if is_bounded else nullcontext():
             message = await agent.act(observation)
         acted_s = clock()
         observation, reward, trajectory.terminated, trajectory.truncated, info = await handle.step(

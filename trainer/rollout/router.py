@@ -20,6 +20,8 @@ _REMEMBERED = 65_536
 """Trajectories and groups whose replicas are remembered: the newest, so that memory stays bounded."""
 
 _GAUGE_INTERVAL_S = 0.5
+_MOST_GAUGES_A_SECOND = 128
+"""Of all replicas together: thousands of them tell their loads less often."""
 
 
 class Router:
@@ -284,9 +286,9 @@ class Router:
             self._restarts.begin(index)
 
     def _observe(self) -> None:
-        """Record the load of each replica, twice a second at most."""
+        """Record the load of each replica, twice a second at most, and as seldom as there are many."""
         now_s = asyncio.get_running_loop().time()
-        if now_s - self._last_gauge_s >= _GAUGE_INTERVAL_S:
+        if now_s - self._last_gauge_s >= max(_GAUGE_INTERVAL_S, len(self._live) / _MOST_GAUGES_A_SECOND):
             self._last_gauge_s = now_s
             for index, engine in self._live.items():
                 self._recorder.gauge("engine_live_requests", engine.num_live, at_s=now_s, engine=str(index))

@@ -15,7 +15,7 @@ from rollcage.trainer.rollout.account import Account
 from rollcage.trainer.rollout.buffer import SampleBuffer
 from rollcage.trainer.rollout.collector import Collector, Member
 from rollcage.trainer.rollout.config import RolloutConfig
-from rollcage.trainer.rollout.episode import Agent, run_episode
+from rollcage.trainer.rollout.episode import Agent, Timers, run_episode
 from rollcage.trainer.rollout.lockstep import Lockstep, LockstepHandle
 from rollcage.trainer.rollout.seeding import key_seed
 from rollcage.trainer.types import Failure, Group, Trajectory
@@ -72,6 +72,7 @@ class Scheduler:
         pause: Pause | None = None,
     ) -> None:
         self._config, self._deadlines, self._seed = config, config.deadlines, seed
+        self._timers = Timers(self._deadlines)
         self._task_id, self._placement, self._new_agent = task_id, placement, new_agent
         self.account = account
         self.next_group = first_group
@@ -210,7 +211,13 @@ class Scheduler:
         env: EnvHandle = handle if lockstep is None else LockstepHandle(handle, lockstep)
         try:
             trajectory = await run_episode(
-                env, agent, sample_id=sample_id, task_id=group.task_id, seed=seed, deadlines=self._deadlines
+                env,
+                agent,
+                sample_id=sample_id,
+                task_id=group.task_id,
+                seed=seed,
+                deadlines=self._deadlines,
+                timers=self._timers,
             )
             member.ending = True  # giving the environment back is not to be torn
             return trajectory
