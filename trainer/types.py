@@ -164,7 +164,7 @@ class Trajectory:
     @property
     def return_(self) -> float:
         """Sum of the turns' rewards."""
-        return sum(turn.reward for turn in self.turns)
+        return sum([turn.reward for turn in self.turns])
 
     @property
     def cut_by_length(self) -> bool:
@@ -174,7 +174,7 @@ class Trajectory:
     @property
     def num_sampled_tokens(self) -> int:
         """Number of tokens that the policy sampled."""
-        return sum(sum(segment.loss_mask) for segment in self.segments)
+        return sum([sum(segment.loss_mask) for segment in self.segments])
 
 
 @dataclass(slots=True)

@@ -48,24 +48,25 @@ class Activity:
         if not at_end and now_s < self._next_look_s:
             return
         self._next_look_s = now_s + self.piece_s / 4
+        old_s = float("inf") if at_end else now_s - self.piece_s
         for piece in self._pieces.values():
-            if at_end or piece.is_old(now_s):
+            if piece.start_s is not None and piece.start_s <= old_s:
                 piece.tell(now_s)
 
 
 class _Piece(AbstractContextManager[None]):
-    """What was done of one kind since the last span."""
+    """What was done of one kind since the last span, which is to begin at ``start_s``; None: there was nothing."""
 
     __slots__ = (
         *("_activity", "_busy_s", "_last_s", "_name", "_num_ended", "_num_under_way", "_recorder"),
-        *("_since_s", "_start_s", "_track"),
+        *("_since_s", "_track", "start_s"),
     )
 
     def __init__(self, track: str, name: str, activity: Activity, recorder: Recorder) -> None:
         self._track, self._name = track, name
         self._activity, self._recorder = activity, recorder
         self._num_under_way = self._num_ended = 0
-        self._start_s: float | None = None
+        self.start_s: float | None = None
         self._since_s = self._last_s = self._busy_s = 0.0
 
     def __enter__(self) -> None:
@@ -74,8 +75,8 @@ class _Piece(AbstractContextManager[None]):
             if self.is_old(now_s):
                 self.tell(now_s)
             self._since_s = now_s
-            if self._start_s is None:
-                self._start_s = now_s
+            if self.start_s is None:
+                self.start_s = now_s
         self._num_under_way += 1
 
     def __exit__(self, *raised: object) -> None:
@@ -89,16 +90,16 @@ class _Piece(AbstractContextManager[None]):
                 self.tell(now_s)
 
     def is_old(self, now_s: float) -> bool:
-        return self._start_s is not None and now_s - self._start_s >= self._activity.piece_s
+        return self.start_s is not None and now_s - self.start_s >= self._activity.piece_s
 
     def tell(self, now_s: float) -> None:
-        if self._start_s is None:
+        if self.start_s is None:
             return
         if self._num_under_way:
             self._busy_s += now_s - self._since_s
             self._since_s = self._last_s = now_s
-        start_s, end_s = self._start_s, self._last_s
+        start_s, end_s = self.start_s, self._last_s
         num, busy_s = self._num_ended, self._busy_s
-        self._start_s = now_s if self._num_under_way else None
+        self.start_s = now_s if self._num_under_way else None
         self._num_ended, self._busy_s = 0, 0.0
         self._recorder.span(self._track, self._name, start_s, end_s, num=num, busy_s=round(busy_s, 6))

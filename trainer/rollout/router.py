@@ -111,11 +111,24 @@ class Router:
                 return Generation([], [], [], "abort")
             while not self._live and self._restarts.is_any_under_way:  # the callers' deadlines bound this
                 await self._restarts.wait()
+            index = self._choose(request)
+            self._requests[request.id] = index
+            self._loads.change(index, 1)
+            self._observe()
             try:
-                index, generation = await self._generate(request)
+                with self.activity.during(self._tracks[index], "generate"):
+                    generation = await self._engines[index].generate(request)
+                self._restarts.served(index)
                 restart = request.id in self._to_restart and generation.finish_reason == "abort"
+            except EngineDied as error:
+                self._bury(index, error)
+                raise
             finally:
                 self._to_restart.discard(request.id)
+                del self._requests[request.id]
+                self._loads.change(index, -1)
+                if not self._requests:
+                    self._drained.set()
             if not restart:
                 break
             self._recorder.counter("restarted_requests", engine=str(index))
@@ -125,25 +138,6 @@ class Router:
         self._recorder.counter("sampled_tokens", len(generation.token_ids), engine=name)
         self._recorder.counter("requests", finish_reason=generation.finish_reason, engine=name)
         return generation
-
-    async def _generate(self, request: Request) -> tuple[int, Generation]:
-        index = self._choose(request)
-        self._requests[request.id] = index
-        self._loads.change(index, 1)
-        self._observe()
-        try:
-            with self.activity.during(self._tracks[index], "generate"):
-                generation = await self._engines[index].generate(request)
-            self._restarts.served(index)
-            return index, generation
-        except EngineDied as error:
-            self._bury(index, error)
-            raise
-        finally:
-            del self._requests[request.id]
-            self._loads.change(index, -1)
-            if not self._requests:
-                self._drained.set()
 
     async def _wait_at_gate(self, request: Request) -> bool:
         """Wait while weights are being published; returns whether the request was aborted meanwhile."""

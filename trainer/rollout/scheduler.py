@@ -194,7 +194,8 @@ class Scheduler:
         entry.num_running -= 1
         if entry.num_running == 0:
             self._num_free += len(entry.members)
-            self._wake.set()
+            if self._queue or lockstep is not None or self.buffer.may_admit():
+                self._wake.set()
         if lockstep is not None:
             lockstep.leave()
 

@@ -12,6 +12,7 @@ from typing import Any
 from rollcage.recorder import NullRecorder, Recorder
 from rollcage.trainer.clock import run_virtual
 from rollcage.trainer.engines.simulated import SimulatedEngine, Speed
+from rollcage.trainer.garbage import rare_collections
 from rollcage.trainer.loop import Parts, Progress, train
 from rollcage.trainer.rollout.config import RolloutConfig
 from rollcage.trainer.rollout.policy_agent import PolicyAgent
@@ -208,7 +209,8 @@ def simulate(
         )
 
     start = time.process_time()
-    run_virtual(main, limit_s=_LIMIT_S)
+    with rare_collections():
+        run_virtual(main, limit_s=_LIMIT_S)
     return _predict(rows, warmup, cluster, progress, time.process_time() - start)
 
 
