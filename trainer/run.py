@@ -26,6 +26,7 @@ from rollcage.trainer.checkpoints import newest_checkpoint, read_state, remove_p
 from rollcage.trainer.config import TrainConfig, read_config, write_config
 from rollcage.trainer.engines.base import Engine
 from rollcage.trainer.evaluation.held_out import HeldOut
+from rollcage.trainer.garbage import rare_collections
 from rollcage.trainer.learner.base import Learner, LearnerDied
 from rollcage.trainer.learner.deepspeed_learner import DeepSpeedLearner
 from rollcage.trainer.loop import Parts, Progress, train
@@ -147,6 +148,7 @@ class Run:
             with (
                 self._live.serving(RunActions(self._pause, self._recorder).actions()),
                 measured_by(self._recorder),
+                rare_collections(),
             ):
                 self._recorder.event("start", resumed_from=str(checkpoint) if checkpoint else None)
                 async with self._parts(checkpoint, progress.policy_version) as parts:
