@@ -69,7 +69,13 @@ class Intake:
         while not is_all:
             batch, size, is_all = Batch(self._database), 0, True
             end: Place | None = None
+            began_s = time.monotonic()
             for at, line in self._streams.lines(stream, place):
+                if (
+                    end is None and place[1]
+                ):  # to find the place in a compressed file takes long: read for as long at least
+                    now_s = time.monotonic()
+                    until_s = max(until_s, 2 * now_s - began_s)
                 row = parse(line)
                 if row is not None:
                     try:

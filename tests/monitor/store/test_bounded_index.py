@@ -12,6 +12,7 @@ from rollcage.monitor.store import RunReader
 from rollcage.monitor.store.columns import POINT
 from rollcage.monitor.store.downsample import FIRST, thinned
 from rollcage.monitor.store.intake import Intake
+from rollcage.monitor.store.segments import close_segment, compress
 
 MOST = 2048
 NUM = 10_000
@@ -107,3 +108,20 @@ def test_a_reader_in_a_hurry_shows_what_it_has_got_and_says_that_it_is_not_all(r
             seen.append(len(reader.series(["loss"])["loss"][0]))
         assert sorted(seen) == seen
         assert len(reader.series(["loss"])["loss"][0]) == reader.events()[0] == 30
+
+
+def test_a_reader_in_a_hurry_gets_on_in_a_compressed_segment(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever goes on in the middle of it must unpack all before it: one row a call would never end."""
+    num = 1000
+    for version in range(num):
+        run.metrics({f"statistic {number}": number / 7 for number in range(10)}, policy_version=version)
+    run.close()
+    compress(close_segment(run.path, "metrics"))
+    told: list[bool] = []
+    take_in = Intake.take_in
+    monkeypatch.setattr(Intake, "take_in", lambda *given: told.append(take_in(*given)) or told[-1])
+    with RunReader(run.path, pace_s=0.0) as reader:
+        while reader.status()["is_partial"]:
+            pass
+        assert len(reader.series(["statistic 3"], num)["statistic 3"][0]) == num
+    assert len(told) < num / 4
