@@ -5,9 +5,10 @@
 Requests and replies are frames (`rollcage.envs.placements.frames`). A request is {"op", "args", "deadline_s"}, with op
 "make", "describe", "reset", "step", "call", "set" or "close"; a reply is {"result"}, or {"error", "message"} with
 error "user" or "raised". With "checkpoint": true in the request, the reply holds the environment's state after it as
-"checkpoint" too (see `Instance.checkpoint`), and "files": whether files belong to it. Stdout belongs to the frames
-alone: whatever the environment prints goes to stderr. The worker ends, and every process that its environment started,
-as soon as stdin ends, even while the environment hangs.
+"checkpoint" too (see `Instance.checkpoint`), and "files": whether files belong to it. What was measured since the last
+reply comes as "told" (`rollcage.envs.placements.told`). Stdout belongs to the frames alone: whatever the environment
+prints goes to stderr. The worker ends, and every process that its environment started, as soon as stdin ends,
+even while the environment hangs.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ from gymnasium.envs.registration import EnvSpec
 
 from rollcage.envs.placements.frames import FrameBuffer, FrameError, encode
 from rollcage.envs.placements.instance import Instance, describe_error
+from rollcage.envs.placements.told import Notes
 from rollcage.envs.registration import make
 from rollcage.errors import UserError
+from rollcage.recorder import LISTENING
 
 _GRACE_S = 2.0  # for an environment's own close() once the client is gone
 
@@ -66,10 +69,12 @@ def build(
 
 
 class Server:
-    """Answers requests, one at a time."""
+    """Answers requests, one at a time; who makes one has a process for it alone."""
 
     def __init__(self) -> None:
         self._instance: Instance | None = None
+        self._notes = Notes()
+        LISTENING.append(self._notes)
 
     def answer(self, request: Mapping[str, Any]) -> bytes:
         """Do what ``request`` asks and return the frame of the reply; never raises."""
@@ -83,6 +88,8 @@ class Server:
             if request.get("checkpoint") and self._instance is not None:
                 reply["checkpoint"] = self._instance.checkpoint()
                 reply["files"] = bool(self._instance.env.metadata.get("checkpoint_files"))
+            if told := self._notes.take():
+                reply["told"] = told
             return encode(reply)
         except BaseException as error:  # noqa: BLE001  (the boundary: SystemExit out of an environment is data as well)
             kind, message = describe_error(operation, error)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rollcage.errors import require
-from rollcage.recorder import Recorder
+from rollcage.recorder import LISTENING, Recorder
 from rollcage.sandbox.base import Sandboxes
 from rollcage.sandbox.client.address import default_folder, read_address
 from rollcage.sandbox.drivers.base import Driver
@@ -19,8 +19,6 @@ PROCESS = "process:"
 """The endpoint of the driver without containers: no isolation at all, for trusted code. ``process://PATH`` keeps its
 folders in PATH, else they are in the manager's folder."""
 
-_LISTENING: list[Recorder] = []
-
 
 @contextmanager
 def measured_by(recorder: Recorder) -> Iterator[None]:
@@ -28,11 +26,11 @@ def measured_by(recorder: Recorder) -> Iterator[None]:
 
     For whoever cannot hand it to `open_manager`, since environments open managers out of sight.
     """
-    _LISTENING.append(recorder)
+    LISTENING.append(recorder)
     try:
         yield
     finally:
-        _LISTENING.remove(recorder)
+        LISTENING.remove(recorder)
 
 
 async def open_default(folder: Path | str | None = None, endpoints: Sequence[str] = ()) -> Sandboxes:
@@ -87,7 +85,7 @@ async def open_manager(
     """
     from rollcage.sandbox.manager.manager import Manager
 
-    recorder = recorder or (_LISTENING[-1] if _LISTENING else None)
+    recorder = recorder or (LISTENING[-1] if LISTENING else None)
     endpoints = (endpoints,) if isinstance(endpoints, str) else endpoints
     named = dict(parse_endpoint(text) for text in endpoints or (default_endpoint(),))
     folder = Path(folder)

@@ -51,5 +51,8 @@ class NullRecorder:
     def annotations(self, record: Mapping[str, Any]) -> None: ...
 
 
+LISTENING: list[Recorder] = []
+"""Who is told what is measured out of sight in this process: the last one (`rollcage.sandbox.opening.measured_by`)."""
+
 Measuring = Callable[[int], AbstractContextManager[tuple[Recorder, str]]]
 """(port of ``/metrics``; 0 is any free one) -> for a ``with`` block, a recorder and the address of its values."""

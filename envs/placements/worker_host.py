@@ -8,6 +8,7 @@ from typing import Any
 
 from rollcage.envs.placements.base import EnvDied, EnvTimeout, PlacementError
 from rollcage.envs.placements.pool import answer_by
+from rollcage.envs.placements.told import Relay
 from rollcage.envs.placements.worker_process import request, result_of
 from rollcage.errors import UserError
 
@@ -32,6 +33,7 @@ class WorkerHost(ABC):
         self.checkpoint: str | None = None
         self._make_args = make_args
         self._answer: asyncio.Future[Any] | None = None
+        self._relay = Relay()
 
     @abstractmethod
     async def _open(self, deadline_s: float) -> None:
@@ -73,6 +75,7 @@ class WorkerHost(ABC):
             self._answer = answer = asyncio.get_running_loop().create_future()
             self._send(frame)
             reply = await answer_by(answer, deadline_s)
+            self._hear(reply)
             result = result_of(reply)
             if checkpoint:
                 self.checkpoint = await self._keep(reply, end_s - asyncio.get_running_loop().time())
@@ -82,6 +85,7 @@ class WorkerHost(ABC):
         except (EnvDied, EnvTimeout) as error:
             self.broken = True
             await self._kill()
+            self._relay.gone()
             raise self._buried(error) from None
         except BaseException:
             self.broken = True
@@ -93,6 +97,11 @@ class WorkerHost(ABC):
         """Return the state that a reply brings, once the files that belong to it are kept too; None: they are not."""
         state: str | None = reply.get("checkpoint")
         return state
+
+    def _hear(self, reply: Any) -> None:
+        """Pass on what was measured in the worker."""
+        if isinstance(reply, dict) and "told" in reply:
+            self._relay.hear(reply["told"])
 
     def _settle(self, outcome: Any) -> None:
         """Take a reply, or the `EnvDied` in place of all further ones."""
@@ -113,3 +122,4 @@ class WorkerHost(ABC):
                 pass  # a close() that fails or hangs changes nothing: the worker is killed now
         self.broken = True
         await self._kill()
+        self._relay.gone()
