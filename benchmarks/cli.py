@@ -103,6 +103,8 @@ def run_bench(argv: Sequence[str]) -> int:
 def run_suite(argv: Sequence[str]) -> int:
     """``rollcage bench suite``: one JSON line at the end of stdout; goes on where a killed call of the same stopped."""
     from rollcage.benchmarks.suites import SUITES, plan_suite, summarize
+    from rollcage.monitor.live import measuring
+    from rollcage.sandbox.opening import measured_by
     from rollcage.trainer.cli import add_policy_arguments, policy_from
     from rollcage.trainer.evaluation.session import run_evaluations
 
@@ -121,6 +123,9 @@ def run_suite(argv: Sequence[str]) -> int:
     parser.add_argument("--attempts", type=positive, default=1, help="episodes of each task, k of avg@k (default: 1)")
     add_policy_arguments(parser)
     parser.add_argument("--output", type=Path, help="folder of the episodes (default: runs/suite-..., by arguments)")
+    parser.add_argument(
+        "--metrics-port", type=natural, default=0, help="of /metrics, on loopback (default: any free one)"
+    )
     arguments = parser.parse_args(argv)
 
     evaluations, left_out = plan_suite(
@@ -139,13 +144,16 @@ def run_suite(argv: Sequence[str]) -> int:
     for name, reason in left_out.items():
         sys.stderr.write(f"left out: {name}: {reason}\n")
     sys.stderr.write(f"{arguments.suite}: episodes go to {output}\n")
-    results = run_evaluations(
-        policy,
-        [(evaluation, output / name) for name, evaluation in evaluations.items()],
-        placement=arguments.placement,
-        restart=arguments.restart,
-        concurrency=arguments.concurrency,
-    )
+    with measuring(arguments.metrics_port) as (recorder, metrics), measured_by(recorder):
+        results = run_evaluations(
+            policy,
+            [(evaluation, output / name) for name, evaluation in evaluations.items()],
+            placement=arguments.placement,
+            restart=arguments.restart,
+            concurrency=arguments.concurrency,
+            recorder=recorder,
+            announce=metrics and f"metrics: {metrics}",
+        )
     by_part = dict(zip(evaluations, results, strict=True))
     summary = summarize(arguments.suite, by_part, left_out, expert=arguments.policy == "expert")
     sys.stdout.write(json.dumps(summary | {"output": str(output)}) + "\n")

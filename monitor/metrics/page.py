@@ -9,10 +9,11 @@ from rollcage.monitor.metrics.metric import OTHER, Metric
 
 _HEAD = f"""# Metrics
 
-What `/metrics` of `rollcage train`, `eval`, `sandbox serve` and `bench soak` tells Prometheus. This page is made from
-the code (`python -m rollcage.monitor.metrics.page`). A metric is shown once it was told for the first time, beside the
-process's own (`process_cpu_seconds_total`, `process_resident_memory_bytes`, ...). *Recorded as* is its name in the run
-folder, where it has one. Labels without listed values take at most so many; later ones are "{OTHER}".
+What `/metrics` of `rollcage train`, `eval`, `engine`, `monitor`, `sandbox serve`, `bench suite` and `bench soak` tells
+Prometheus. This page is made from the code (`python -m rollcage.monitor.metrics.page`). A metric is shown once it was
+told for the first time, beside the process's own (`process_cpu_seconds_total`, `process_resident_memory_bytes`, ...).
+*Recorded as* is its name in the run folder, where it has one. Labels without listed values take at most so many; later
+ones are "{OTHER}".
 """
 
 

@@ -72,7 +72,7 @@ class Gate:
         if not announced.isdigit() or int(announced) > MAX_BODY_BYTES:
             return 413, f"the body is too large: {MAX_BODY_BYTES:,} bytes at most."
         acts = scope["method"] not in ("GET", "HEAD")
-        if (acts or self._reads_need_token) and (acts or scope["path"].startswith("/api")) and not known:
+        if (acts or self._reads_need_token) and (acts or scope["path"].startswith(("/api", "/metrics"))) and not known:
             return 401, "the token is missing or wrong: open the address that `rollcage monitor` printed."
         if acts and headers.get(b"content-type", b"").partition(b";")[0].strip().lower() != b"application/json":
             return 415, "an action is sent as application/json."

@@ -91,6 +91,11 @@ def test_several_attempts_give_avg_at_k_and_unbiased_pass_at_k(
     assert result["policy"] == "random"
 
 
+def test_it_says_where_its_metrics_are(own_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "suite", "countdown", "--policy", "random", "--num-tasks", "2"]) == 0
+    assert "metrics: http://127.0.0.1:" in capsys.readouterr().err
+
+
 def test_the_rates_of_a_suite_weigh_every_task_the_same(own_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = suite("countdown", "--policy", "random", "--num-tasks", "30", capsys=capsys)
     parts = result["parts"].values()

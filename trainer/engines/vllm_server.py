@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 from rollcage import __version__
-from rollcage.command import CommandParser
+from rollcage.command import CommandParser, natural
 from rollcage.errors import UserError
 from rollcage.trainer.child_process import kill_group
 from rollcage.trainer.engines.served import (
@@ -175,7 +175,12 @@ def run_engine(argv: Sequence[str]) -> int:
     parser.add_argument("--listen", required=True, metavar="ADDRESS", help="HOST:PORT (port 0: any) or unix:PATH")
     parser.add_argument("--token-file", type=Path, required=True, help="shared secret; made where there is none")
     parser.add_argument("--logs", type=Path, default=Path("engine-logs"), help="folder for vLLM's output (%(default)s)")
+    parser.add_argument(
+        "--metrics-port", type=natural, default=0, help="of /metrics, on loopback (default: any free one)"
+    )
     arguments = parser.parse_args(argv)
+    from rollcage.monitor.live import measuring
+
     with suppress(FileExistsError):
         descriptor = os.open(arguments.token_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w") as file:
@@ -188,7 +193,10 @@ def run_engine(argv: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, stop)
     sys.stderr.write(f"listening at {server.address}\n")
     try:
-        server.serve()
+        with measuring(arguments.metrics_port, arguments.logs) as (_, metrics):
+            if metrics:
+                sys.stderr.write(f"metrics: {metrics}\n")
+            server.serve()
     except KeyboardInterrupt:
         return 130
     finally:

@@ -144,6 +144,13 @@ def test_pipeline_events_evaluations_and_the_rest(browser: Browser) -> None:
     assert browser.get("/api")["actions"] is False
 
 
+def test_the_server_tells_prometheus_how_it_does_itself(browser: Browser) -> None:
+    answer = browser.ask("GET", "/metrics")
+    assert answer.headers["content-type"].startswith("text/plain")
+    for name in (b"process_resident_memory_bytes", b"rollcage_disk_free_bytes"):
+        assert b"\n" + name + b" " in answer.body
+
+
 def messages(browser: Browser, path: str, wait_s: float) -> Iterator[tuple[str, Any]]:
     """Yield what a stream says, for so long."""
     connection = http.client.HTTPConnection("127.0.0.1", browser.port, timeout=5)

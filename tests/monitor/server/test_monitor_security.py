@@ -162,6 +162,8 @@ def test_another_address_needs_a_token_and_then_reading_needs_it_too(tmp_path: P
         assert asks.ask("GET", "/api/runs", token="a-token-of-ours-1234").json == {"runs": []}
         assert asks.ask("GET", "/api/runs", token="a-token-of-ours-1234", Host="my-server").status == 200
         assert asks.ask("GET", "/").status == 200  # the page itself holds nothing
+        assert asks.ask("GET", "/metrics").status == 401
+        assert asks.ask("GET", "/metrics", token="a-token-of-ours-1234").status == 200
 
 
 def test_a_token_file_must_be_long_enough_and_nobody_elses(tmp_path: Path) -> None:

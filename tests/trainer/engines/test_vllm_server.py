@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.request import urlopen
 
 import psutil
 import pytest
@@ -36,6 +37,7 @@ class Served:
     runner: asyncio.Runner
     engines: list[VllmEngine]
     router: Router
+    metrics: str
 
     def replicas(self) -> list[psutil.Process]:
         """The processes of the replicas, the oldest first."""
@@ -60,6 +62,7 @@ def served(folder: Path) -> Iterator[Served]:
     )
     assert process.stderr is not None
     address = process.stderr.readline().removeprefix("listening at ").strip()
+    metrics = process.stderr.readline().removeprefix("metrics: ").strip()
     common = {"model": str(folder), "max_batch_size": 8, "cache_gib": 0.05, "servers": (address,)}
     engines = [
         VllmEngine(VllmEngineConfig(**common, token_file=str(token), weights=weights), replica=index)
@@ -69,12 +72,17 @@ def served(folder: Path) -> Iterator[Served]:
     with asyncio.Runner() as runner:
         try:
             runner.run(router.start())
-            yield Served(process, runner, engines, router)
+            yield Served(process, runner, engines, router, metrics)
         finally:
             runner.run(router.close())
             process.kill()
             process.wait()
             process.stderr.close()
+
+
+def test_the_server_tells_prometheus_how_it_does(served):
+    with urlopen(served.metrics, timeout=5) as answer:
+        assert b"\nrollcage_disk_free_bytes " in answer.read()
 
 
 def test_three_updates_with_weights_by_shared_memory_and_by_broadcast(served, folder):
