@@ -258,6 +258,7 @@ class Run:
                 config.ray,
                 num_engines=config.num_engines,
                 num_ranks=config.learner.num_ranks,
+                apart=config.learner.apart,
                 # after training an evaluation has its own beside those of the training
                 num_envs=(2 if config.eval.num_tasks else 1) * config.rollout.num_slots if in_actors else 0,
                 folder=self.folder / "sandboxes",

@@ -119,7 +119,8 @@ def _measure(arguments: Any) -> dict[str, Any]:
             sys.stderr.write(f"{length} tokens: {repetition}/{arguments.repetitions}\n")
             for name, update in _turned(updates, repetition):
                 start_s = time.process_time()
-                _, measured = update.train(batch, repetition)
+                update.begin(batch, repetition)
+                _, measured = update.train()
                 if repetition > 0:
                     seconds[name].append(measured["seconds"])
                     cpu_seconds[name].append(time.process_time() - start_s)

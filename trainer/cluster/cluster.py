@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from rollcage.envs.placements import EnvConfig, Placement, make_placement
@@ -23,6 +25,7 @@ from rollcage.trainer.cluster.weights import WeightStore
 from rollcage.trainer.engines.base import Engine
 from rollcage.trainer.learner.base import Learner
 from rollcage.trainer.learner.config import LearnerConfig
+from rollcage.trainer.learner.roles import CRITICS
 
 
 class RayCluster:
@@ -52,6 +55,7 @@ class RayCluster:
         *,
         num_engines: int,
         num_ranks: int,
+        apart: Mapping[str, int] = MappingProxyType({}),
         num_envs: int = 0,
         folder: Path = Path("sandboxes"),
         recorder: Recorder | None = None,
@@ -61,7 +65,7 @@ class RayCluster:
         Args:
             address: see `rollcage.envs.placements.ray_connection.connect`.
             config: shares of the nodes.
-            num_engines, num_ranks: to reserve.
+            num_engines, num_ranks, apart: to reserve; see `Share`.
             num_envs: environments in actors, at most; they are not reserved.
             folder: of the sandbox manager, where there is need for one.
             recorder: see the class.
@@ -73,7 +77,7 @@ class RayCluster:
         was_connected = ray.is_initialized()
         await asyncio.to_thread(connect, address)
         recorder = recorder or NullRecorder()
-        hosts, share = SandboxHosts(folder, recorder), Share(ray, config, num_engines, num_ranks)
+        hosts, share = SandboxHosts(folder, recorder), Share(ray, config, num_engines, num_ranks, apart)
         cluster = cls(ray, config, share, hosts, recorder)
         cluster._is_ours = not was_connected
         try:
@@ -115,11 +119,15 @@ class RayCluster:
         """Return a learner, not started.
 
         Raises:
-            UserError: several ranks with GPUs, which is not there yet.
+            UserError: several ranks with GPUs, which is not there yet, or what goes with one machine only.
         """
         if self._config.rank_gpus and config.num_ranks > 1:
             raise UserError("ray.rank_gpus goes with learner.num_ranks 1: several ranks run on CPUs only, so far.")
-        return RayLearner(self._ray, config, checkpoint=checkpoint, options=self._share.rank, on_start=self._tell)
+        if self._config.critic_gpus and config.apart.get(CRITICS, 0) > 1:
+            raise UserError("ray.critic_gpus goes with learner.critic.num_ranks 1: several run on CPUs only, so far.")
+        if config.critic.gpus:
+            raise UserError("learner.critic.gpus is for one machine: on a cluster give ray.critic_gpus.")
+        return RayLearner(self._ray, config, checkpoint=checkpoint, options=self._share.learner, on_start=self._tell)
 
     async def place(self, kind: str, env: EnvConfig, *, num_workers: int | None, restart: str) -> Placement:
         """Return a placement: "process" means actors here, and "sandbox" the cluster's hosts, where it reports any.

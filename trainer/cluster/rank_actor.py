@@ -1,4 +1,4 @@
-"""What runs on a node for one rank of the learner: the same rank as in a process, asked from elsewhere."""
+"""What runs on a node for one process of the learner: the same as on one machine, asked from elsewhere."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ _ADDRESS_OF_INTERFACE = 0x8915
 
 
 class RankActor:
-    """One rank; see `rollcage.trainer.learner.deepspeed_rank.DeepSpeedRank`.
+    """One rank, or critics or attention model apart from the ranks.
 
     Args:
+        role: see `rollcage.trainer.learner.roles`.
         rank: its number.
         world_size: how many there are.
         num_threads: CPU threads for its arithmetic.
     """
 
-    def __init__(self, rank: int, world_size: int, num_threads: int) -> None:
+    def __init__(self, role: str, rank: int, world_size: int, num_threads: int) -> None:
         os.environ.update(RANK=str(rank), LOCAL_RANK="0", WORLD_SIZE=str(world_size), OMP_NUM_THREADS=str(num_threads))
+        self._role = role
         self._rank: Any = None
 
     def address(self) -> str:
@@ -35,14 +37,14 @@ class RankActor:
         return str(ray.util.get_node_ip_address())
 
     def prepare(self, master: str) -> Whereabouts:
-        """Import what a rank needs, and say where rank 0 is; returns where this one is."""
+        """Import what it needs, and say where rank 0 of its role is; returns where this one is."""
         os.environ["MASTER_ADDR"] = master
         if interface := interface_of(self.address()):
             os.environ["GLOO_SOCKET_IFNAME"] = interface
-        from rollcage.trainer.learner.deepspeed_rank import DeepSpeedRank
+        from rollcage.trainer.learner.roles import serve
         from rollcage.trainer.learner.shared_weights import open_memory
 
-        self._rank = DeepSpeedRank(memory=open_memory())
+        self._rank = serve(self._role, memory=open_memory())
         return whereabouts()
 
     def call(self, method: str, *arguments: Any) -> tuple[str, Any]:
@@ -57,6 +59,14 @@ class RankActor:
         from rollcage.trainer.cluster.weights import put
 
         return put(self._rank.published)
+
+    def take(self, stored: Any) -> None:
+        """Let the attention model take the weights that some node has put into the store."""
+        import ray
+
+        from rollcage.trainer.cluster.weights import unpack
+
+        self._rank.take(unpack(ray.get(stored.reference), stored.layout.entries))
 
 
 def interface_of(address: str) -> str:

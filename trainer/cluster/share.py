@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 
 from rollcage.errors import UserError
 from rollcage.trainer.cluster.config import RayConfig
 from rollcage.trainer.cluster.demands import Demand, described, live_nodes, shortfall
+from rollcage.trainer.learner.roles import ATTENTION, CRITICS, POLICY
 
 _PAUSE_S = 1.0
 
 
 class Share:
-    """A placement group with a bundle for each engine replica and each rank; with ``config.colocate`` they share.
+    """A placement group with a bundle for each engine replica, each rank and each process that is apart from these.
+
+    With ``config.colocate`` replicas and ranks share.
 
     A bundle whose node goes is placed anew by Ray as soon as a node has room for it.
 
@@ -22,24 +27,41 @@ class Share:
         ray: the module, connected.
         config: what each takes, and of which nodes.
         num_engines, num_ranks: how many there are.
+        apart: see `LearnerConfig.apart`.
     """
 
-    def __init__(self, ray: Any, config: RayConfig, num_engines: int, num_ranks: int) -> None:
+    def __init__(
+        self,
+        ray: Any,
+        config: RayConfig,
+        num_engines: int,
+        num_ranks: int,
+        apart: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
         self._ray, self._config = ray, config
-        self._num_engines, self._num_ranks = num_engines, num_ranks
+        self._num_engines, self._num_ranks, self._apart = num_engines, num_ranks, apart
         self._group: Any = None
+
+    @property
+    def _num_both(self) -> int:
+        """How many bundles hold a replica and a rank."""
+        return min(self._num_engines, self._num_ranks) if self._config.colocate else 0
 
     @property
     def demands(self) -> list[Demand]:
         """What is asked, bundle by bundle in this order."""
-        config, num_both = self._config, min(self._num_engines, self._num_ranks) if self._config.colocate else 0
+        config, num_both = self._config, self._num_both
         engine = {"CPU": config.engine_cpus, "GPU": config.engine_gpus}
         rank = {"CPU": config.rank_cpus, "GPU": config.rank_gpus}
+        critic = {"CPU": config.critic_cpus, "GPU": config.critic_gpus}
+        attention = {"CPU": config.attention_cpus, "GPU": config.attention_gpus}
         both = {name: engine[name] + rank[name] for name in engine}
         asked = (
             Demand("engine replica and learner rank", num_both, both, config.engine_nodes),
             Demand("engine replica", self._num_engines - num_both, engine, config.engine_nodes),
-            Demand("learner rank", self._num_ranks - num_both, rank, config.rank_nodes),
+            Demand(POLICY, self._num_ranks - num_both, rank, config.rank_nodes),
+            Demand(CRITICS, self._apart.get(CRITICS, 0), critic, config.critic_nodes),
+            Demand(ATTENTION, self._apart.get(ATTENTION, 0), attention, config.attention_nodes),
         )
         return [demand for demand in asked if demand.num]
 
@@ -90,11 +112,16 @@ class Share:
         """Return the options of a replica's actor."""
         return self._options(self._config.engine_cpus, self._config.engine_gpus, replica)
 
-    def rank(self, rank: int) -> dict[str, Any]:
-        """Return the options of a rank's actor."""
-        num_both = min(self._num_engines, self._num_ranks) if self._config.colocate else 0
-        bundle = rank if rank < num_both else self._num_engines + rank - num_both
-        return self._options(self._config.rank_cpus, self._config.rank_gpus, bundle)
+    def learner(self, role: str, rank: int) -> dict[str, Any]:
+        """Return the options of an actor of the learner."""
+        config, num_both = self._config, self._num_both
+        if role == POLICY:
+            bundle = rank if rank < num_both else self._num_engines + rank - num_both
+            return self._options(config.rank_cpus, config.rank_gpus, bundle)
+        bundle = self._num_engines + self._num_ranks - num_both + rank
+        if role == CRITICS:
+            return self._options(config.critic_cpus, config.critic_gpus, bundle)
+        return self._options(config.attention_cpus, config.attention_gpus, bundle + self._apart.get(CRITICS, 0))
 
     def _options(self, num_cpus: float, num_gpus: float, bundle: int) -> dict[str, Any]:
         strategy = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(

@@ -10,6 +10,7 @@ from typing import Literal
 from rollcage.errors import UserError, did_you_mean
 from rollcage.trainer.learner.critic_config import CriticConfig
 from rollcage.trainer.learner.rhythm.config import RhythmConfig
+from rollcage.trainer.learner.roles import ATTENTION, CRITICS
 
 
 @dataclass(frozen=True)
@@ -181,6 +182,19 @@ class LearnerConfig:
         from rollcage.trainer.learner.advantages import NEED_VALUES
 
         return self.advantage in NEED_VALUES
+
+    @property
+    def apart(self) -> dict[str, int]:
+        """How many processes of which role there are beside the ranks of the policy; see `roles`."""
+        num_critic_ranks = self.critic.num_ranks or self.num_ranks
+        return {
+            **({CRITICS: num_critic_ranks} if self.needs_critics and self.critic.placement == "own" else {}),
+            **({ATTENTION: 1} if self.rhythm.placement == "own" else {}),
+        }
+
+    def warms_up(self, policy_version: int) -> bool:
+        """Return whether only the critics are trained in this update."""
+        return self.needs_critics and policy_version < self.critic.warmup_updates
 
     @property
     def needs_reference(self) -> bool:

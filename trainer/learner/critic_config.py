@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -13,7 +14,7 @@ from typing import Literal
 class CriticConfig:
     """The critics that advantage "gae" trains beside the policy: one for PPO, several small ones for AsyPPO.
 
-    They share the policy's ranks, number types, ZeRO stage and offloading, and have optimisers of their own. Discount,
+    They share the policy's number types, ZeRO stage and offloading, and have optimisers of their own. Discount,
     lambda and what follows a truncated episode are options of the advantage: learner.advantage_options.
     """
 
@@ -24,6 +25,17 @@ class CriticConfig:
     num_critics: int = 2
     """Critics, all of the same model. Each trains on a share of every prompt's responses; their mean is the value,
     their standard deviation the uncertainty. 1 is PPO: no uncertainty, no masks."""
+
+    placement: Literal["learner", "own"] = "learner"
+    """Where the critics are. learner: in the processes of the policy's ranks, each on the same device. own: in
+    processes of their own, on a cluster actors (see ray.critic_gpus): they take none of the policy's memory, and train
+    and judge a batch beside the passes that need no advantages. The numbers are the same."""
+
+    num_ranks: int = 0
+    """Processes of their own, which share the critics' work; 0: as many as the policy has."""
+
+    gpus: str = ""
+    """Numbers of the GPUs that processes of their own see, as 2,3; empty: all. On a cluster: ray.critic_gpus."""
 
     warmup_updates: int = 0
     """Updates at the start of the run in which only the critics are trained; the policy stays as it is."""
@@ -77,12 +89,18 @@ class CriticConfig:
         for name in ("num_critics", "epochs", "num_mini_batches"):
             if not getattr(self, name) >= 1:
                 yield f"{name} must be at least 1, not {getattr(self, name)}"
-        for name in ("warmup_updates", "warmup_steps", "value_clip", "weight_decay", "max_grad_norm"):
+        for name in ("num_ranks", "warmup_updates", "warmup_steps", "value_clip", "weight_decay", "max_grad_norm"):
             if not 0 <= getattr(self, name) < math.inf:
                 yield f"{name} must be at least 0, not {getattr(self, name)}"
         for name in ("advantage_mask_share", "entropy_mask_share"):
             if not 0 <= getattr(self, name) <= 1:
                 yield f"{name} must lie in [0, 1], not {getattr(self, name)}"
+        if self.placement == "learner":
+            for name in ("num_ranks", "gpus"):
+                if getattr(self, name):
+                    yield f"{name} goes with placement own"
+        if not re.fullmatch(r"|\d+(,\d+)*", self.gpus):
+            yield f"gpus must be numbers as 2,3, not {self.gpus!r}"
         if not 0 < self.lr < math.inf:
             yield f"lr must be above 0, not {self.lr}"
         if not all(0 <= beta < 1 for beta in self.betas):

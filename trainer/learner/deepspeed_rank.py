@@ -2,58 +2,66 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from rollcage.errors import UserError
 from rollcage.trainer.learner.annotations import SampleAnnotations
 from rollcage.trainer.learner.batch import Batch
 from rollcage.trainer.learner.config import LearnerConfig
 from rollcage.trainer.learner.critic_engines import load_critics, make_critics, save_critics
-from rollcage.trainer.learner.critics import CriticEnsemble
-from rollcage.trainer.learner.deepspeed_engine import join_ranks, make_engine, named_weights, whole
+from rollcage.trainer.learner.critics import CriticEnsemble, Judgement
+from rollcage.trainer.learner.deepspeed_engine import make_engine, named_weights, whole
 from rollcage.trainer.learner.dropout import without_dropout
+from rollcage.trainer.learner.group_member import GroupMember, attention_kernel, compute_dtype, readable
 from rollcage.trainer.learner.lora import ADAPTER, add_adapters, find_adapters, matrices
 from rollcage.trainer.learner.rhythm.attention_model import AttentionModel
+from rollcage.trainer.learner.rhythm.attention_rank import Reading
+from rollcage.trainer.learner.rhythm.heads import Heads
 from rollcage.trainer.learner.shared_weights import Layout, make_layout, map_weights
 from rollcage.trainer.learner.statistics import Totals
 from rollcage.trainer.learner.token_logprobs import TokenLogprobs
 from rollcage.trainer.learner.update import PolicyUpdate
-from rollcage.trainer.models import fastest_attention, find_model, load_model, load_tokenizer, resolve_dtype
+from rollcage.trainer.models import find_model, load_model, load_tokenizer
 
 STATE = "deepspeed"
 TOKENIZER_FILES = ("tokenizer*", "special_tokens*", "added_tokens*", "vocab*", "merges.txt", "chat_template*")
 
 
-class DeepSpeedRank:
-    """One rank. Every method but `open_store` must be called on all ranks, with the same arguments.
+class RankState(NamedTuple):
+    """What the processes that are apart from the policy's ranks must know.
+
+    Attributes:
+        policy_version: how often the policy has been trained.
+        num_tokens: of its vocabulary.
+        heads: by which rhythm reads; None before they are picked.
+    """
+
+    policy_version: int
+    num_tokens: int
+    heads: Heads | None
+
+
+class DeepSpeedRank(GroupMember):
+    """One rank. Every method but `open_store` and `state` must be called on all ranks, with the same arguments.
 
     Args:
         memory: descriptor of the shared memory that rank 0 publishes through.
     """
 
     def __init__(self, memory: int) -> None:
+        super().__init__()
         self._memory = memory
-        self._rank, self._world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self._policy_version = 0
-        self._store: TCPStore | None = None
 
     @property
     def published(self) -> Mapping[str, torch.Tensor]:
         """On rank 0 the weights as `publish` has left them; nothing on the others."""
         return self._published
-
-    def open_store(self) -> int:
-        """Rank 0 only: open the place where the ranks meet, and return its port."""
-        store = TCPStore(os.environ["MASTER_ADDR"], 0, self._world_size, is_master=True, wait_for_workers=False)
-        self._store = store
-        return int(store.port)
 
     def start(self, config: LearnerConfig, checkpoint: Path | None, port: int) -> Layout:
         """Load the model, or the checkpoint, and get ready; returns where the published weights lie.
@@ -75,20 +83,19 @@ class DeepSpeedRank:
         self._policy, self._adapters = policy, find_adapters(policy)
         layout = make_layout((name, tuple(weight.shape), weight.dtype) for name, weight in named_weights(policy))
         self._published = map_weights(self._memory, layout) if self._rank == 0 else {}
-        store = self._store or TCPStore(os.environ["MASTER_ADDR"], port, self._world_size)
-        join_ranks(self._rank, self._world_size, store, config.call_timeout_s)
-        device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
-        compute_dtype = getattr(torch, resolve_dtype(config.compute_dtype, device))
-        policy.set_attn_implementation(_attention(config, device))
-        module = TokenLogprobs(policy, config.temperature, compute_dtype)
-        attention_model = AttentionModel(module, config) if config.rhythm.device else None
+        device = self._join(port, config.call_timeout_s)
+        dtype, attention = compute_dtype(config, device), attention_kernel(config, device)
+        policy.set_attn_implementation(attention)
+        module = TokenLogprobs(policy, config.temperature, dtype)
+        is_inside = config.rhythm.placement == "learner"
+        attention_model = AttentionModel(module, config) if config.rhythm.device and is_inside else None
         self._engine = make_engine(module, config)
-        reference = _load_reference(config, compute_dtype, self._engine.device) if config.needs_reference else None
+        reference = _load_reference(config, dtype, self._engine.device) if config.needs_reference else None
         self._critics = []
-        if config.needs_critics:
-            num_tokens, attention = policy.config.get_text_config().vocab_size, _attention(config, device)
+        if config.needs_critics and config.critic.placement == "learner":
+            num_tokens = policy.config.get_text_config().vocab_size
             self._critics = make_critics(
-                config, checkpoint=checkpoint, num_tokens=num_tokens, attention=attention, compute_dtype=compute_dtype
+                config, checkpoint=checkpoint, num_tokens=num_tokens, attention=attention, compute_dtype=dtype
             )
         ensemble = CriticEnsemble(self._critics, config, self._rank) if self._critics else None
         self._update = PolicyUpdate(self._engine, config, self._rank, reference, ensemble, attention_model)
@@ -96,9 +103,20 @@ class DeepSpeedRank:
             self.load(checkpoint)
         return layout
 
-    def train(self, batch: Batch) -> tuple[Totals, dict[str, float]]:
-        """Update the policy once; see `PolicyUpdate.train`."""
-        result = self._update.train(batch, self._policy_version)
+    def state(self) -> RankState:
+        """Return what is the same on all ranks."""
+        heads = None if self._update.rhythm is None else self._update.rhythm.heads
+        return RankState(self._policy_version, self._policy.config.get_text_config().vocab_size, heads)
+
+    def begin(self, batch: Batch) -> None:
+        """Do what needs no advantages of the update that `train` makes then; see `PolicyUpdate.begin`."""
+        self._update.begin(batch, self._policy_version)
+
+    def train(
+        self, judgement: Judgement | None = None, reading: Reading | None = None
+    ) -> tuple[Totals, dict[str, float]]:
+        """Update the policy once, on the batch that `begin` got; see `PolicyUpdate.train`."""
+        result = self._update.train(judgement, reading)
         self._policy_version += 1
         return result
 
@@ -120,9 +138,11 @@ class DeepSpeedRank:
 
     def save(self, folder: Path) -> None:
         """Write DeepSpeed's state and the random generator's, and ``model/`` in transformers' format with tokenizer."""
-        rhythm = self._update.rhythm
-        heads = None if rhythm is None else rhythm.heads
-        state = {"policy_version": self._policy_version, "rng": torch.get_rng_state(), "rhythm_heads": heads}
+        state = {
+            "policy_version": self._policy_version,
+            "rng": torch.get_rng_state(),
+            "rhythm_heads": self.state().heads,
+        }
         self._engine.save_checkpoint(str(folder), tag=STATE, client_state=state, save_latest=False)
         save_critics(self._critics, folder, self._rank)
         self.publish()
@@ -135,16 +155,13 @@ class DeepSpeedRank:
         Raises:
             UserError: it cannot be read.
         """
-        try:
+        with readable(folder):
             _, state = self._engine.load_checkpoint(str(folder), tag=STATE)
             load_critics(self._critics, folder)
             self._policy_version = int(state["policy_version"])
             torch.set_rng_state(state["rng"])
             if self._update.rhythm is not None:
                 self._update.rhythm.heads = state.get("rhythm_heads")
-        except Exception as error:  # a damaged file can raise anything
-            reason = " ".join(str(error).split())[:300]
-            raise UserError(f"cannot load the checkpoint {folder}: {type(error).__name__}: {reason}") from error
 
     def _save_model(self, folder: Path) -> None:
         """Write what is published last, in transformers' format."""
@@ -159,19 +176,12 @@ class DeepSpeedRank:
             (folder / name).write_bytes(content)
 
 
-def _load_reference(config: LearnerConfig, compute_dtype: torch.dtype, device: torch.device) -> TokenLogprobs:
+def _load_reference(config: LearnerConfig, dtype: torch.dtype, device: torch.device) -> TokenLogprobs:
     """Return the frozen reference model, whole on every rank: the run's first model, also when going on with it."""
-    attention = _attention(config, device.type)
+    attention = attention_kernel(config, device.type)
     policy = load_model(find_model(config.ref_model or config.model), config.dtype, attn_implementation=attention)
     without_dropout(policy)
-    return TokenLogprobs(policy, config.temperature, compute_dtype).to(device).requires_grad_(False)
-
-
-def _attention(config: LearnerConfig, device: str) -> str:
-    """Return transformers' name of the attention kernel, for matrix products of the configured number types."""
-    return fastest_attention(
-        device, resolve_dtype(config.compute_dtype, device) if config.dtype == "float32" else config.dtype
-    )
+    return TokenLogprobs(policy, config.temperature, dtype).to(device).requires_grad_(False)
 
 
 def _read_tokenizer(source: Path) -> dict[str, bytes]:

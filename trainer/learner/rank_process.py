@@ -1,4 +1,4 @@
-"""One rank of the learner as a process of its own, and what a rank is wherever it runs."""
+"""One rank of the learner, or of what is apart from it, as a process; and what a rank is wherever it runs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class Rank(Protocol):
     """One rank, wherever it runs."""
 
     @property
-    def rank(self) -> int:
-        """Its number."""
+    def name(self) -> str:
+        """Its role and its number in that, for messages."""
         ...
 
     @property
@@ -23,7 +23,7 @@ class Rank(Protocol):
         ...
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        """Let it run a method of `DeepSpeedRank`; raises LearnerDied, or the UserError that it refuses with."""
+        """Let it run a method of what serves its role; raises LearnerDied, or the UserError that it refuses with."""
         ...
 
     def describe_log(self) -> str:
@@ -39,26 +39,32 @@ class RankProcess(ChildProcess):
     """Starts ``python -m rollcage.trainer.learner.worker``.
 
     Args:
+        role: see `roles`.
         rank: its number.
         world_size: how many there are.
         memory: descriptor of the shared weights.
         num_threads: CPU threads for its arithmetic.
         log: file that its output goes to; None: an unnamed temporary one.
+        gpus: numbers of the GPUs that it sees; "": those that we see.
     """
 
-    def __init__(self, rank: int, world_size: int, memory: int, num_threads: int, log: Path | None) -> None:
-        self.rank = rank
+    def __init__(
+        self, role: str, rank: int, world_size: int, memory: int, num_threads: int, log: Path | None, gpus: str = ""
+    ) -> None:
+        self.name = f"{role} {rank}"
         super().__init__(
-            f"learner rank {rank}",
+            self.name,
             "rollcage.trainer.learner.worker",
             died=LearnerDied,
             descriptors=[memory],
             environment={
+                "ROLE": role,
                 "RANK": str(rank),
                 "LOCAL_RANK": str(rank),
                 "WORLD_SIZE": str(world_size),
                 "MASTER_ADDR": "127.0.0.1",
                 "OMP_NUM_THREADS": str(num_threads),
+                **({"CUDA_VISIBLE_DEVICES": gpus} if gpus else {}),
             },
             log=log,
         )

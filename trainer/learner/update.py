@@ -32,6 +32,7 @@ from rollcage.trainer.learner.losses import (
 from rollcage.trainer.learner.micro_batches import Rows, plan_micro_batches, split_episodes
 from rollcage.trainer.learner.regularizers import KL_PENALTIES, entropy_bonus
 from rollcage.trainer.learner.rhythm.attention_model import AttentionModel
+from rollcage.trainer.learner.rhythm.attention_rank import Reading
 from rollcage.trainer.learner.rhythm.batch_credit import BatchCredit, RhythmCredit
 from rollcage.trainer.learner.row_tensors import cut, evaluate_rows, gather, lengths, place
 from rollcage.trainer.learner.statistics import Totals
@@ -63,6 +64,26 @@ class Target:
     entropy_mask: Tensor | None
 
 
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What an update has before it knows advantages.
+
+    Attributes:
+        batch: what it is made on.
+        policy_version: how often the policy has been trained before.
+        start_s, end_s: when this began and ended, in seconds of a clock of this process.
+        ref_logprobs: float32 [B, T]; None without a reference model.
+        old_logprobs: float32 [B, T]; None where they are not needed, or cost less later.
+    """
+
+    batch: Batch
+    policy_version: int
+    start_s: float
+    end_s: float
+    ref_logprobs: npt.NDArray[np.float32] | None
+    old_logprobs: npt.NDArray[np.float32] | None
+
+
 class PolicyUpdate:
     """Trains and evaluates the policy in ``engine``. Every call must be made on all ranks with the same batch.
 
@@ -71,8 +92,8 @@ class PolicyUpdate:
         config: of the learner.
         rank: this rank's number.
         reference: the reference model, on the engine's device; there where ``config.needs_reference``, else None.
-        critics: there where ``config.needs_critics``, else None.
-        attention_model: there where ``config.rhythm.device`` is not empty, else None.
+        critics: there where ``config.needs_critics``, but for ones in processes of their own; else None.
+        attention_model: there where it is a copy in this process, else None.
 
     Raises:
         ValueError: ``reference`` or ``critics`` is not as the configuration asks.
@@ -96,13 +117,40 @@ class PolicyUpdate:
         """Of the last update."""
         if config.needs_reference != (reference is not None):
             raise ValueError(f"needs_reference is {config.needs_reference}, reference is {reference!r}")
-        if config.needs_critics != (critics is not None):
+        are_inside = config.critic.placement == "learner"
+        if (config.needs_critics and are_inside) != (critics is not None):
             raise ValueError(f"needs_critics is {config.needs_critics}, critics are {critics!r}")
 
-    def train(self, batch: Batch, policy_version: int) -> tuple[Totals, dict[str, float]]:
-        """Update the policy, which has trained ``policy_version`` times before; its critics first, where it has any.
+    def begin(self, batch: Batch, policy_version: int) -> None:
+        """Do what needs no advantages of the update on ``batch`` that `train` makes then, while critics judge it.
+
+        Args:
+            batch: what comes next.
+            policy_version: how often the policy has been trained before.
+        """
+        start_s, config = time.perf_counter(), self._config
+        warms_up = config.warms_up(policy_version)
+        if self.rhythm is not None and not warms_up:
+            self.rhythm.begin(batch)
+        ref_logprobs = None if self._reference is None else self._logprobs(self._reference, batch)
+        # Critics leave hardly a row without advantage; where rows may have none, or credit is read from the same pass,
+        # old log-probabilities come later.
+        reads = self.rhythm is not None and config.rhythm.placement == "learner"
+        num_steps = config.epochs * min(config.num_mini_batches, len(np.unique(batch.episode_ids)))
+        ahead = config.needs_critics and not warms_up and not reads and num_steps > 1
+        old_logprobs = self.logprobs(batch) if config.kl_in_reward or ahead else None
+        self._begun = Begun(batch, policy_version, start_s, time.perf_counter(), ref_logprobs, old_logprobs)
+
+    def train(
+        self, judgement: Judgement | None = None, reading: Reading | None = None
+    ) -> tuple[Totals, dict[str, float]]:
+        """Update the policy on the batch that `begin` got; first its critics, where this process has any.
 
         While the critics warm up the policy takes no optimiser step, and stays as it is.
+
+        Args:
+            judgement: of critics in processes of their own.
+            reading: of an attention model in a process of its own.
 
         Returns:
             The token statistics of this rank's share, and the statistics that are global already.
@@ -110,13 +158,12 @@ class PolicyUpdate:
         Raises:
             FloatingPointError: the gradient is not finite; the weights are of no use any more.
         """
-        start_s, config = time.perf_counter(), self._config
-        warms_up = config.needs_critics and policy_version < config.critic.warmup_updates
-        if self.rhythm is not None and not warms_up:
-            self.rhythm.begin(batch)
-        ref_logprobs = None if self._reference is None else self._logprobs(self._reference, batch)
-        old_logprobs = self.logprobs(batch) if config.kl_in_reward else None
-        judgement = None if self._critics is None else self._critics.judge(batch, policy_version)
+        config, begun = self._config, self._begun
+        batch, policy_version = begun.batch, begun.policy_version
+        ref_logprobs, old_logprobs = begun.ref_logprobs, begun.old_logprobs
+        warms_up, wait_s = config.warms_up(policy_version), time.perf_counter() - begun.end_s
+        if self._critics is not None:
+            judgement = self._critics.judge(batch, policy_version)
         advantages = self._advantages(batch, old_logprobs, ref_logprobs, judgement)
         pulls = batch.loss_mask  # tokens that have a gradient; rows without any stay out of the model
         if config.entropy_coef == 0 and config.kl_coef == 0 and config.loss not in PULL_WITHOUT_ADVANTAGE:
@@ -127,7 +174,9 @@ class PolicyUpdate:
         split = _split_rows(batch) if config.loss in SEQUENCE_LEVEL else np.zeros(len(batch), np.bool_)
         mini_batches = [] if warms_up else list(self._mini_batches(batch, policy_version))
         num_steps = max(1, len(mini_batches))
-        rhythm = None if self.rhythm is None or warms_up else self.rhythm.start(batch, advantages, policy_version)
+        rhythm = None
+        if self.rhythm is not None and not warms_up:
+            rhythm = self.rhythm.start(batch, advantages, policy_version, reading)
         if num_steps == 1:
             old_logprobs = None  # the current ones; taken where they are, the ratio is exactly 1
         elif rhythm is not None and not rhythm.is_complete:  # credit is that of the policy before the first step
@@ -137,7 +186,7 @@ class PolicyUpdate:
             old_logprobs = self.logprobs(batch, pulling | split)
         credited = rhythm.finish() if rhythm is not None and rhythm.is_complete else None
         advantages = advantages if credited is None else credited.advantages
-        reading = rhythm if credited is None else None  # in the only step
+        crediting = rhythm if credited is None else None  # in the only step
         totals, loss, grad_norm, lr = Totals(), 0.0, 0.0, self._engine.get_lr()[0]
         for rows in mini_batches:
             in_mini_batch = np.zeros((len(batch), 1), np.bool_)
@@ -158,10 +207,10 @@ class PolicyUpdate:
             )
             plan = self._plan(batch, rows[pulling[rows]])
             for micro_rows in plan:
-                loss += self._backward(batch, micro_rows, target, totals, reading, is_last=micro_rows is plan[-1])
+                loss += self._backward(batch, micro_rows, target, totals, crediting, is_last=micro_rows is plan[-1])
             grad_norm += optimizer_step(self._engine, config) / num_steps
-        if reading is not None:
-            credited = reading.finish()
+        if crediting is not None:
+            credited = crediting.finish()
             advantages = credited.advantages
         self.annotations = self._annotating.finish(
             {"advantages": advantages, **({} if credited is None else credited.quantities)}
@@ -177,7 +226,8 @@ class PolicyUpdate:
             "num_rows_skipped": len(batch) if warms_up else int(len(batch) - pulling.sum()),
             **({} if judgement is None else judgement.statistics),
             **({} if credited is None else credited.statistics),
-            "seconds": time.perf_counter() - start_s,
+            **({"wait_seconds": wait_s} if config.apart else {}),
+            "seconds": time.perf_counter() - begun.start_s,
         }
 
     def logprobs(self, batch: Batch, wanted: npt.NDArray[np.bool_] | None = None) -> npt.NDArray[np.float32]:

@@ -1,12 +1,14 @@
-"""The process of one learner rank: ``python -m rollcage.trainer.learner.worker SOCKET MEMORY`` (its descriptors)."""
+"""A process of the learner: ``python -m rollcage.trainer.learner.worker SOCKET MEMORY`` (descriptors; ROLE is set)."""
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 import traceback
 
 from rollcage.errors import UserError
+from rollcage.trainer.learner.roles import serve
 from rollcage.trainer.wire import listen, pack
 
 
@@ -15,10 +17,8 @@ def main() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
     requests = listen(connection)
 
-    # A slow import: after the listener's start, so that we end at once if the parent does.
-    from rollcage.trainer.learner.deepspeed_rank import DeepSpeedRank
-
-    rank = DeepSpeedRank(memory=int(sys.argv[2]))
+    # Slow imports: after the listener's start, so that we end at once if the parent does.
+    rank = serve(os.environ["ROLE"], memory=int(sys.argv[2]))
     while True:
         number, method, arguments = requests.get()
         try:

@@ -26,9 +26,12 @@ class TimedUpdate:
     def __init__(self, rhythm: RhythmConfig) -> None:
         self._rhythm = rhythm
 
-    def train(self, batch: Batch, policy_version: int) -> tuple[None, dict[str, float]]:
+    def begin(self, batch: Batch, policy_version: int) -> None:
         calls.append((batch.loss_mask.shape[1], self._rhythm.heads_every))
-        slow_s = 5.0 if policy_version == 0 else 0.0  # the first update warms up
+        self._policy_version = policy_version
+
+    def train(self) -> tuple[None, dict[str, float]]:
+        slow_s = 5.0 if self._policy_version == 0 else 0.0  # the first update warms up
         clock[0] += {"none": 0.5, "global": 0.52}[self._rhythm.credit] + slow_s
         if self._rhythm.credit == "none":
             return None, {"seconds": 1.0 + slow_s}

@@ -98,7 +98,7 @@ def test_gpus_are_split_between_rollout_and_training_or_used_by_both(ray_nodes: 
         share = Share(ray, one, 1, 1)
         await share.reserve()
         (engine_node, engine_gpus), (rank_node, rank_gpus) = await asyncio.to_thread(
-            places, ray, [share.engine(0), share.rank(0)]
+            places, ray, [share.engine(0), share.learner("learner rank", 0)]
         )
         assert engine_node == head, "by its label"
         assert rank_node != head, "each node has one GPU"
@@ -114,7 +114,7 @@ def test_gpus_are_split_between_rollout_and_training_or_used_by_both(ray_nodes: 
         share = Share(ray, half, 2, 1)
         await share.reserve()
         assert len(share.demands) == 2
-        engine, rank = await asyncio.to_thread(places, ray, [share.engine(0), share.rank(0)])
+        engine, rank = await asyncio.to_thread(places, ray, [share.engine(0), share.learner("learner rank", 0)])
         assert engine == rank
         assert len(rank[1]) == 1
         share.free()

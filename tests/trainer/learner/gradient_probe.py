@@ -44,7 +44,9 @@ for name, config in configs.items():
     engine = make_engine(
         TokenLogprobs(load_model(config.model), config.temperature, getattr(torch, config.compute_dtype)), config
     )
-    _, statistics = update.PolicyUpdate(engine, config, rank).train(batch, policy_version=0)
+    policy = update.PolicyUpdate(engine, config, rank)
+    policy.begin(batch, policy_version=0)
+    _, statistics = policy.train()
     results[name] = (statistics["grad_norm"], statistics["num_rows_skipped"], dict(gradients))
 if rank == 0:
     Path(sys.argv[2]).write_bytes(pickle.dumps(results))

@@ -196,7 +196,9 @@ def test_masked_tokens_pull_nothing_and_stay_in_the_denominator(
     judgement = Judgement(values, np.zeros(11, np.float32), advantage_mask, entropy_mask, {"critic_seconds": 0.0})
     config = config_of(tiny_policy, loss="ppo", entropy_coef=0.05, aggregation=aggregation, micro_batch_tokens=20)
     engine = PlainEngine(TokenLogprobs(load_model(tiny_policy), 1.0), 0.1)
-    update.PolicyUpdate(engine, config, 0, None, FixedCritics(judgement)).train(batch, 0)
+    policy = update.PolicyUpdate(engine, config, 0, None, FixedCritics(judgement))
+    policy.begin(batch, 0)
+    policy.train()
 
     policy, total = load_model(tiny_policy), torch.zeros(())
     tokens_of_episode = np.bincount(batch.episode_ids, weights=batch.loss_mask.sum(1))
@@ -221,11 +223,13 @@ def test_while_critics_warm_up_they_alone_are_trained(alone: None, tiny_policy: 
     engine = PlainEngine(TokenLogprobs(load_model(tiny_policy), 1.0), 0.1)
     learner = update.PolicyUpdate(engine, config, 0, None, CriticEnsemble(engines, config, 0))
     for version in range(2):
-        _, statistics = learner.train(batch, version)
+        learner.begin(batch, version)
+        _, statistics = learner.train()
         assert statistics["loss"] == statistics["grad_norm"] == 0
         assert statistics["num_rows_skipped"] == 11
     assert (len(engine.steps), len(engines[0].steps)) == (0, 2)
-    learner.train(batch, 2)
+    learner.begin(batch, 2)
+    learner.train()
     assert (len(engine.steps), len(engines[0].steps)) == (2, 3)
 
 

@@ -30,7 +30,8 @@ class Learner:
         self._update = update.PolicyUpdate(self.engine, config, 0, reference)
 
     def train(self, batch: Batch, policy_version: int = 0) -> dict[str, float]:
-        totals, statistics = self._update.train(batch, policy_version)
+        self._update.begin(batch, policy_version)
+        totals, statistics = self._update.train()
         return {**statistics, **summarize([totals])}
 
     def logprobs(self, batch: Batch) -> np.ndarray:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import torch
 
@@ -14,6 +15,7 @@ from rollcage.trainer.learner.config import LearnerConfig
 from rollcage.trainer.learner.deepspeed_engine import whole
 from rollcage.trainer.learner.micro_batches import Rows
 from rollcage.trainer.learner.rhythm.attention import Curves, attention_curves
+from rollcage.trainer.learner.rhythm.config import RhythmConfig
 from rollcage.trainer.learner.row_tensors import gather
 from rollcage.trainer.learner.token_logprobs import TokenLogprobs
 
@@ -26,7 +28,7 @@ class AttentionModel:
 
     Args:
         module: holds the policy, which is whole yet: ZeRO 3 divides it later.
-        config: of the learner; `RhythmConfig.device` is not empty.
+        config: of the learner; `RhythmConfig.device` is not empty, and its placement is learner.
 
     Raises:
         UserError: the device cannot be used.
@@ -34,11 +36,7 @@ class AttentionModel:
 
     def __init__(self, module: TokenLogprobs, config: LearnerConfig) -> None:
         self._module, self._config = module, config
-        try:
-            self._model = copy.deepcopy(module.policy).to(config.rhythm.device).requires_grad_(False).eval()
-        except (RuntimeError, AssertionError) as error:  # what torch raises where there is no such GPU
-            reason = " ".join(str(error).split())[:200]
-            raise UserError(f"learner.rhythm.device {config.rhythm.device!r} cannot be used: {reason}") from error
+        self._model = placed(copy.deepcopy(module.policy), config.rhythm.device)
 
     def start(self, batch: Batch, plan: Sequence[Rows], layers: Sequence[int]) -> Future[Found]:
         """Take the policy's weights as they are now, and begin to run over ``batch``.
@@ -62,22 +60,46 @@ class AttentionModel:
             executor.shutdown(wait=False)  # the thread ends with its work
 
     def _run(self, batch: Batch, plan: Sequence[Rows], layers: Sequence[int]) -> Found:
-        config, device = self._config.rhythm, self._model.device
-        found = []
-        for rows in plan:
-            if len(rows) == 0:
-                continue
-            token_ids, loss_mask = gather(batch.token_ids, batch.loss_mask, rows, device)
-            with self._module.precision(device):
-                curves = attention_curves(
-                    self._model,
-                    token_ids,
-                    None,
-                    loss_mask,
-                    layers,
-                    window=config.window,
-                    h_lo=config.h_lo,
-                    h_hi=config.h_hi,
-                )
-            found.append((rows, curves))
-        return found
+        return list(curves_of_rows(self._model, self._module, self._config.rhythm, batch, plan, layers))
+
+
+def placed(policy: Any, device: str) -> Any:
+    """Return ``policy`` on the device, only to be read.
+
+    Raises:
+        UserError: the device cannot be used.
+    """
+    try:
+        return policy.to(device).requires_grad_(False).eval()
+    except (RuntimeError, AssertionError) as error:  # what torch raises where there is no such GPU
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"learner.rhythm.device {device!r} cannot be used: {reason}") from error
+
+
+def curves_of_rows(
+    model: Any, module: TokenLogprobs, config: RhythmConfig, batch: Batch, plan: Sequence[Rows], layers: Sequence[int]
+) -> Iterator[tuple[Rows, Curves]]:
+    """Run ``model`` over one micro-batch after the other, and yield its rows and the curves of all heads on them.
+
+    Args:
+        model: the attention model.
+        module: says in which number types.
+        config: FAI's and WAAD's windows.
+        batch, plan, layers: see `AttentionModel.start`.
+    """
+    for rows in plan:
+        if len(rows) == 0:
+            continue
+        token_ids, loss_mask = gather(batch.token_ids, batch.loss_mask, rows, model.device)
+        with module.precision(model.device):
+            curves = attention_curves(
+                model,
+                token_ids,
+                None,
+                loss_mask,
+                layers,
+                window=config.window,
+                h_lo=config.h_lo,
+                h_hi=config.h_hi,
+            )
+        yield rows, curves

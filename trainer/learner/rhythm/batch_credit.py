@@ -6,7 +6,8 @@ own. Where the update makes one optimiser step, credit comes out of the training
 where it makes several, out of the pass for the old log-probabilities. Only to pick the heads, every so many updates,
 there is a pass of its own. The ranks share the rows, and what is of the batch is the same on all of them.
 
-With a device of its own the attention model is a copy (see `AttentionModel`), which has run before the update does.
+With a device of its own the attention model is a copy (see `AttentionModel`), which has run before the update does; so
+it has in a process of its own (see `AttentionRank`).
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ from rollcage.trainer.learner.deepspeed_engine import sum_over_ranks
 from rollcage.trainer.learner.micro_batches import Rows, plan_micro_batches
 from rollcage.trainer.learner.rhythm.attention import MeanCurves, attention_curves, mean_curves
 from rollcage.trainer.learner.rhythm.attention_model import AttentionModel, Found
+from rollcage.trainer.learner.rhythm.attention_rank import Reading
 from rollcage.trainer.learner.rhythm.config import RhythmConfig
 from rollcage.trainer.learner.rhythm.credit import NEEDS, Signals, amplify, credit
-from rollcage.trainer.learner.rhythm.heads import mean_over, pick_heads, sample_layers
+from rollcage.trainer.learner.rhythm.heads import Heads, mean_over, pick_heads, sample_layers
 from rollcage.trainer.learner.row_tensors import cut, gather, lengths, place
 
 _NOISE = 0x517E
@@ -78,8 +80,8 @@ class RhythmCredit:
         self._attention_model = attention_model
         self._running: Future[Found] | None = None
         self._layers = sample_layers(engine.module.policy.config.get_text_config().num_hidden_layers)
-        self.heads: tuple[Tensor, Tensor] | None = None
-        """Local and global heads, bool [L, H] each, once they are picked; what a checkpoint must hold."""
+        self.heads: Heads | None = None
+        """Once they are picked; what a checkpoint must hold."""
 
     def begin(self, batch: Batch) -> None:
         """Let the attention model begin with ``batch``, where it has a device of its own; `start` comes next."""
@@ -87,11 +89,18 @@ class RhythmCredit:
             plan = self._plan(batch, np.flatnonzero(batch.loss_mask.any(1)))
             self._running = self._attention_model.start(batch, plan, self._layers)
 
-    def start(self, batch: Batch, advantages: npt.NDArray[np.float32], policy_version: int) -> BatchCredit:
+    def start(
+        self,
+        batch: Batch,
+        advantages: npt.NDArray[np.float32],
+        policy_version: int,
+        reading: Reading | None = None,
+    ) -> BatchCredit:
         """Return what gives ``batch`` its credit in this update; picks the heads first, where that is due.
 
         Rows whose ``advantages``, float32 [B, T], are all 0 (groups of equal returns) have nothing to multiply: they
         get no credit, and do not count for statistics, nor for the heads that are picked by a pass of the policy's.
+        ``reading`` is what an attention model in a process of its own has found.
         """
         start_s, config = time.perf_counter(), self._config.rhythm
         needs = NEEDS[config.credit]
@@ -99,8 +108,10 @@ class RhythmCredit:
         found = None if self._running is None else self._running.result(self._config.call_timeout_s)
         self._running = None
         reads = "waad" in needs or "fai" in needs
-        due = self.heads is None or (config.heads_every > 0 and policy_version % config.heads_every == 0)
-        if reads and due and mask.any():
+        due = self.heads is None or config.picks_heads(policy_version)
+        if reading is not None and mask.any():
+            self.heads = reading.heads
+        elif reads and due and mask.any():
             if found is None:
                 spans = self._spans(batch, np.flatnonzero(mask.any(1).numpy()))
             else:
@@ -132,6 +143,13 @@ class RhythmCredit:
                 response = mask[rows, : curves.waad.shape[-1]]
                 running.note(
                     rows, Signals(response, mean_over(curves.waad, local).cpu(), mean_over(curves.fai, global_).cpu())
+                )
+        if reading is not None:
+            running.is_complete = True
+            for rows in self._plan(batch, np.flatnonzero(batch.loss_mask.any(1))):
+                response = cut(mask, rows, mask[rows, : int(lengths(batch.loss_mask)[rows].max(initial=0))])
+                running.note(
+                    rows, Signals(response, cut(reading.waad, rows, response), cut(reading.fai, rows, response))
                 )
         running.seconds = time.perf_counter() - start_s
         return running

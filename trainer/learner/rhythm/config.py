@@ -39,10 +39,15 @@ class RhythmConfig:
     h_hi: int = 100
     """FAI looks at the tokens up to so many later on (later: 100, v1: 50)."""
 
+    placement: Literal["learner", "own"] = "learner"
+    """Where the attention model is. learner: with the policy (see device). own: a copy in a process of its own, on a
+    cluster an actor (see ray.attention_gpus), which takes the weights whenever they are published, and reads a batch
+    beside the passes of reference model and critics."""
+
     device: str = ""
-    """Where the attention model is. Empty: it is the policy itself, read in passes that are made anyway. cpu, cuda or
-    cuda:N: a copy there, which takes the weights at the begin of every update, and whose own pass goes on in a thread
-    beside those of reference model and critics."""
+    """cpu, cuda or cuda:N: the attention model is a copy there. In the learner's processes it takes the weights at the
+    begin of every update, and its pass goes on in a thread beside those of reference model and critics. Empty: there
+    it is the policy itself, read in passes that are made anyway; in a process of its own a GPU where it sees one."""
 
     head_share: float = 0.3
     """Share of the heads with the shortest span that are local; as many with the longest are global. At most 0.5."""
@@ -64,9 +69,20 @@ class RhythmConfig:
     tau_delta: float = 0.6
     """coupled: ... and the greatest change of WAAD in the k tokens before it is at least this quantile. [Ours.]"""
 
+    @property
+    def reads_attention(self) -> bool:
+        """Whether the credit looks at attention."""
+        from rollcage.trainer.learner.rhythm.credit import NEEDS
+
+        return not {"waad", "fai"}.isdisjoint(NEEDS.get(self.credit, ()))
+
+    def picks_heads(self, policy_version: int) -> bool:
+        """Return whether heads that are known already are picked anew in this update."""
+        return self.heads_every > 0 and policy_version % self.heads_every == 0
+
     def faults(self) -> Iterable[str]:
         """Yield what is wrong, each without the name of this part."""
-        from rollcage.trainer.learner.rhythm.credit import CREDITS, NEEDS
+        from rollcage.trainer.learner.rhythm.credit import CREDITS
 
         known = ("none", *CREDITS)
         if self.credit not in known:
@@ -74,8 +90,11 @@ class RhythmConfig:
             yield f"credit {self.credit!r} is unknown (known: {', '.join(known)}){hint}"
         if not re.fullmatch(r"|cpu|cuda(:\d+)?", self.device):
             yield f"device must be empty, cpu, cuda or cuda:N, not {self.device!r}"
-        elif self.device and not {"waad", "fai"}.intersection(NEEDS.get(self.credit, ())):
-            yield f"device is of no use to credit {self.credit!r}, which looks at no attention"
+        elif not self.reads_attention:
+            if self.device:
+                yield f"device is of no use to credit {self.credit!r}, which looks at no attention"
+            if self.placement != "learner":
+                yield f"placement is of no use to credit {self.credit!r}, which looks at no attention"
         for name in ("q", "backshift", "tau_waad", "tau_delta"):
             if not 0 <= getattr(self, name) <= 1:
                 yield f"{name} must lie in [0, 1], not {getattr(self, name)}"

@@ -7,6 +7,9 @@ from torch import Tensor
 
 MAX_LAYERS = 5
 
+Heads = tuple[Tensor, Tensor]
+"""Local and global heads, bool [L, H] each."""
+
 
 def sample_layers(num_layers: int) -> list[int]:
     """Return the layers (0-based, rising) to look at: five, evenly spaced in [floor(L/3), floor(2L/3)].
@@ -27,7 +30,7 @@ def sample_layers(num_layers: int) -> list[int]:
     return [round(first + index * (last - first) / (MAX_LAYERS - 1)) for index in range(MAX_LAYERS)]
 
 
-def pick_heads(spans: Tensor, share: float = 0.3) -> tuple[Tensor, Tensor]:
+def pick_heads(spans: Tensor, share: float = 0.3) -> Heads:
     """Return the local and the global heads, bool [L, H] each: those of the shortest and of the longest span.
 
     The heads of all layers are ranked together; ``floor(share L H)`` of them are local and as many global, at least

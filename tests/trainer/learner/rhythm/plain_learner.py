@@ -47,7 +47,8 @@ class PlainLearner:
         self.num_passes += 1
 
     def train(self, batch: Batch, policy_version: int = 0) -> dict[str, float]:
-        return self.update.train(batch, policy_version)[1]
+        self.update.begin(batch, policy_version)
+        return self.update.train()[1]
 
     def of_tokens(self, name: str) -> np.ndarray:
         """Return what the last update noted of each token, [B, T]."""
