@@ -69,6 +69,13 @@ def test_the_wheel_installs_rollcage_and_a_handful_of_packages(installed: Path) 
     tops = {line.split(",")[0].split("/")[0] for line in record.splitlines()} - {"..", "rollcage"}
     assert {top for top in tops if not top.endswith(".dist-info")} == set()
     assert not [line for line in record.splitlines() if "benchmarks/results" in line or "/tests/" in line]
+    shown = [
+        *ROOT.glob("monitor/pages/**/*.*"),
+        *ROOT.glob("monitor/prometheus/*.yml"),
+        *ROOT.glob("monitor/grafana/*"),
+    ]
+    assert len(shown) > 30
+    assert [path for path in shown if f"\nrollcage/{path.relative_to(ROOT)}," not in record] == []
 
 
 @pytest.mark.timeout(400)
