@@ -125,6 +125,7 @@ async def _soak(
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     try:
         training.start()
+        sys.stderr.write(f"started; each update may take {given['patience']:g} s; what it says is in {training.log}\n")
         await training.next_update()
         while time.monotonic() < ends_at and done.total() < (given["injuries"] or float("inf")):
             await asyncio.sleep(min(rng.expovariate(1 / max(given["pause"], 1e-3)), ends_at - time.monotonic(), 6e1))

@@ -60,7 +60,7 @@ class Training:
         begun = (self._run / "config.json").is_file()
         what = ["--resume", str(self._run)] if begun else [*self._arguments, "--out", str(self._run)]
         self._run.parent.mkdir(parents=True, exist_ok=True)
-        with self._log.open("ab") as log:
+        with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "rollcage", "train", *what],
                 stdin=subprocess.DEVNULL,
@@ -151,12 +151,13 @@ class Training:
         await self._note_leftovers(children)
 
     @property
-    def _log(self) -> Path:
+    def log(self) -> Path:
+        """What all starts of the run have said."""
         return self._run.parent / "train.log"
 
     def _tail(self) -> str:
-        text = self._log.read_text(errors="replace")[-LOG_TAIL:] if self._log.is_file() else ""
-        return f"the end of {self._log}:\n{text}"
+        text = self.log.read_text(errors="replace")[-LOG_TAIL:] if self.log.is_file() else ""
+        return f"the end of {self.log}:\n{text}"
 
     def _read_on(self) -> int:
         """Return the updates that the run has told of; reads what is new, for hours of rows are asked for often."""

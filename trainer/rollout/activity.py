@@ -72,7 +72,7 @@ class _Piece(AbstractContextManager[None]):
     def __enter__(self) -> None:
         if self._num_under_way == 0:
             now_s = asyncio.get_running_loop().time()
-            if self.is_old(now_s):
+            if self.start_s is not None and now_s - self.start_s >= self._activity.piece_s:
                 self.tell(now_s)
             self._since_s = now_s
             if self.start_s is None:
@@ -86,11 +86,8 @@ class _Piece(AbstractContextManager[None]):
             now_s = asyncio.get_running_loop().time()
             self._busy_s += now_s - self._since_s
             self._last_s = now_s
-            if self.is_old(now_s):
+            if self.start_s is not None and now_s - self.start_s >= self._activity.piece_s:
                 self.tell(now_s)
-
-    def is_old(self, now_s: float) -> bool:
-        return self.start_s is not None and now_s - self.start_s >= self._activity.piece_s
 
     def tell(self, now_s: float) -> None:
         if self.start_s is None:
