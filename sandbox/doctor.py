@@ -24,6 +24,8 @@ BASE_IMAGE = "rollcage-base"
 MIN_FREE_BYTES = 5 * 1024 * MIB
 PROBE_BYTES, PROBE_PIDS = 64 * MIB, 40
 """The limits that are tried; no host has them by chance."""
+ANSWER_S = 10.0
+"""The daemon's time for one answer."""
 OVERDUE_S = 300.0
 """A container that is there so long after the end of its lease has no manager."""
 RESTART = "restart it (sudo systemctl restart docker) and look at its log (journalctl -u docker)"
@@ -64,7 +66,7 @@ async def examine(endpoint: str, folder: Path) -> AsyncIterator[Finding]:
         return
     from rollcage.sandbox.drivers.docker_api import Engine
 
-    engine = Engine(endpoint, call_timeout_s=10.0)
+    engine = Engine(endpoint, call_timeout_s=ANSWER_S)
     try:
         try:
             async with engine.call("describe itself") as docker:

@@ -265,7 +265,7 @@ def test_a_connection_that_is_called_off_leaves_no_agent(tmp_path: Path) -> None
                 await (await connecting).close()  # on a fast machine the last ones are there before they are called off
             except asyncio.CancelledError:
                 num_cancelled += 1
-            gc.collect()  # of one that nobody saw end, Python complains
+        gc.collect()  # of those that nobody saw end, Python complains
         assert num_cancelled > 5
         living = list_processes()
         assert [pid for pid in find_all(tmp_path) if living.get(pid, (0,))[0] == os.getpid()] == []

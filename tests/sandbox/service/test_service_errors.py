@@ -92,7 +92,10 @@ def with_manager(folder: Path, test: Callable[[ServiceAddress, Client], Awaitabl
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
-def test_an_error_comes_out_as_it_went_in(kind: type[RollcageError], tmp_path: Path) -> None:
+def test_an_error_comes_out_as_it_went_in(
+    kind: type[RollcageError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "RETRY_S", 1.0)  # a service that cannot be reached is tried again so long
     error = example(kind)
 
     async def test(failing: Failing, client: Client) -> None:
