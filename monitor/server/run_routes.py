@@ -263,7 +263,9 @@ def trajectory(request: Request, run_id: str, key: str) -> Response:
         except UserError as error:
             raise Refused(str(error), 404) from None
         replay = f"rollcage replay {shlex.quote(str(reader.path))} --trajectory {shlex.quote(str(record.get('id')))}"
-        return {"trajectory": record, "siblings": reader.siblings(str(record.get("task_id"))), "replay": replay}
+        siblings = reader.siblings(str(record.get("task_id")))
+        seed = None if record.get("seed") is None else str(record["seed"])  # browsers know no whole numbers beyond 2^53
+        return {"trajectory": record, "siblings": siblings, "replay": replay, "seed": seed}
 
     return _answer(request, run_id, "trajectory", made, key)
 

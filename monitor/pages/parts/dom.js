@@ -29,6 +29,11 @@ export function s(tag, attributes = {}, ...children) {
   return element;
 }
 
+/** Put children behind those that an element has: elements, text, lists, null. */
+export function add(element, ...children) {
+  element.append(...flat(children));
+}
+
 function flat(children) {
   return children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false);
 }

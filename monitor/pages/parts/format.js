@@ -59,8 +59,10 @@ export function ago(epoch) {
   return `${Math.floor(seconds / size)} ${unit} ago`;
 }
 
-/** Bytes in MiB or GiB. */
+/** Bytes in KiB, MiB or GiB. */
 export function bytes(value) {
   if (!isNumber(value)) return DASH;
+  if (value < 2 ** 10) return `${value} bytes`;
+  if (value < 2 ** 20) return `${trimmed(value / 2 ** 10)} KiB`;
   return value >= 2 ** 30 ? `${trimmed(value / 2 ** 30)} GiB` : `${trimmed(value / 2 ** 20)} MiB`;
 }

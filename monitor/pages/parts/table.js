@@ -27,7 +27,7 @@ export function table(columns, rows, { caption, empty, key, href, chosen, sorted
         h("a", { href: href(row), "data-key": key ? `link-${key(row)}` : null }, content));
     })));
   return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption ?? "table" },
-    h("table", {}, caption ? h("caption", {}, caption) : null, h("thead", {}, h("tr", {}, head)), h("tbody", {}, body)));
+    h("table", {}, caption ? h("caption", {}, h("span", {}, caption)) : null, h("thead", {}, h("tr", {}, head)), h("tbody", {}, body)));
 }
 
 const cls = (column) => [column.numeric ? "numeric" : "", column.grow ? "grow" : "", column.clip ? "clip" : ""].join(" ").trim() || null;

@@ -3,7 +3,7 @@
 import { change, address } from "../parts/address.js";
 import { get, runPath } from "../parts/api.js";
 import { lineChart } from "../parts/chart.js";
-import { fill, h } from "../parts/dom.js";
+import { add, fill, h } from "../parts/dom.js";
 import { note, table } from "../parts/table.js";
 
 const DEFAULT = ["rollout/reward", "rollout/success", "learner/entropy", "learner/approx_kl_k3", "rollout/staleness", "learner/grad_norm"];
@@ -19,7 +19,7 @@ export async function show({ root, params, signal }) {
     for (const [name, chart] of charts)
       chart.update(answer.groups.filter((group) => group.series[name]?.policy_version.length).map((group) => {
         const { policy_version: x, mean: y, low, high } = group.series[name];
-        return { name: group.runs.length > 1 ? `${group.label} (${group.runs.length} runs)` : `${group.label}: ${group.runs[0]}`, x, y, low, high };
+        return { name: group.runs.length > 1 ? `${group.label} (${group.runs.length} runs)` : group.runs[0], x, y, low, high };
       }));
     fill(missing, answer.unknown.length ? note(`These are no runs of this folder: ${answer.unknown.join(", ")}.`) : null);
     fill(groups, table([
@@ -35,7 +35,7 @@ export async function show({ root, params, signal }) {
   const all = await get(runPath(runs[0], "/metric_names"), {}, signal).catch(() => ({ names: DEFAULT }));
   const picker = h("select", { id: "metric", "aria-label": "Add a chart", value: "", onchange: (event) => change({ names: [...names, event.target.value] }) },
     h("option", { value: "" }, "add a chart …"), all.names.filter((name) => !names.includes(name)).map((name) => h("option", { value: name }, name)));
-  root.append(h("p", { class: "quiet" }, "The line is the mean over the seeds; the band is its 95 % interval (Student's t). A single run has no band."),
+  add(root, h("p", { class: "quiet" }, "The line is the mean over the seeds; the band is its 95 % interval (Student's t). A single run has no band."),
     missing, groups, h("div", { class: "charts" }, [...charts.values()]), names.length < 20 ? picker : null);
   await refresh();
   return refresh;

@@ -32,7 +32,7 @@ export async function show({ root, params, run, signal, keys }) {
       ? h("label", {}, "Colour ", h("select", { id: "colour", value: colour || "none", onchange: (event) => change({ colour: event.target.value }) }, known.map((name) => h("option", { value: name }, titleOf(name))), h("option", { value: "none" }, "nothing")))
       : h("span", { class: "quiet" }, "The run did not write this episode's tokens, so there is nothing to colour.")),
     replay(left.replay),
-    h("div", { class: other ? "beside" : "" }, column(left.trajectory, colour, shown), right ? column(right.trajectory, colour, shown) : null));
+    h("div", { class: other ? "beside" : "" }, column(left, colour, shown), right ? column(right, colour, shown) : null));
   return null; // a finished episode does not change
 }
 
@@ -69,16 +69,17 @@ function replay(command) {
     h("button", { type: "button", onclick: () => navigator.clipboard.writeText(command).then(() => say("Copied."), () => say("The browser does not let the page copy: select the command and copy it.", "error")) }, "Copy"));
 }
 
-function column(it, colour, shown) {
+function column({ trajectory: it, seed }, colour, shown) {
   const steps = it.end_s - it.start_s;
   const summary = { ...it, failure_kind: it.failure?.kind, failure_reason: it.failure?.reason };
   return h("article", { "aria-label": `episode ${it.id}` },
     h("div", { class: "head" }, h("h2", {}, it.id), result(summary), it.truncated ? badge("truncated", "warning") : null),
-    facts([["task", oneLine(it.task_id)], ["environment", oneLine(it.env_id)], ["policy", oneLine(it.policy)], ["reward", number(it.return)], ["seed", String(it.seed)],
+    facts([["task", oneLine(it.task_id)], ["environment", oneLine(it.env_id)], ["policy", oneLine(it.policy)], ["reward", number(it.return)], ["seed", seed],
       ["versions", it.start_version === it.end_version ? it.start_version : `${it.start_version} to ${it.end_version}`], ["took", duration(steps)], ["turns", it.turns.length]]),
     it.failure ? h("details", { class: "finding critical", open: true, "data-key": `failure-${it.id}` }, h("summary", {}, badge(it.failure.kind, "critical"), " ", oneLine(it.failure.reason)), textBlock(it.failure.message, { label: "failure" })) : null,
     explanation(it.info),
     h("section", { class: "turn" }, h("h3", {}, "Task"), textBlock(it.prompt, { label: "prompt", kind: "observation" })),
+    colour && it.turns.length && !it.turns.some((turn) => valuesOf(it, turn, colour).length) ? h("p", { class: "quiet" }, `The run did not write the ${titleOf(colour)} of this episode's tokens.`) : null,
     it.turns.slice(0, shown).map((turn, index) => turnOf(it, turn, index, colour)),
     it.turns.length > shown ? h("a", { class: "button", href: changed({ turns: shown + MOST_TURNS }) }, `${it.turns.length - shown} more turns`) : null,
     it.turns.length ? null : note("It ended before the first message."));

@@ -24,6 +24,7 @@ export async function show({ root, params, signal }) {
     };
     fill(list, table([
       { title: "Run", cell: (run) => run.name, grow: true },
+      { title: "Compare", cell: (run) => h("input", { type: "checkbox", "data-key": `pick-${run.id}`, checked: chosen.has(run.id), "aria-label": `compare ${run.name}`, onchange: () => toggle(run.id) }) },
       { title: "State", cell: (run) => [badge(run.state, STATES[run.state]), run.num_alerts ? badge(`${run.num_alerts} alert${run.num_alerts > 1 ? "s" : ""}`, run.worst) : null] },
       { title: "Progress", cell: (run) => (run.progress === null ? number(run.policy_version) : [meter(run.progress, `progress of ${run.name}`), ` ${number(run.policy_version)} / ${number(run.num_updates)}`]) },
       { title: "Left", numeric: true, cell: (run) => duration(run.eta_s) },
@@ -33,7 +34,6 @@ export async function show({ root, params, signal }) {
       { title: "Model", cell: (run) => run.model ?? "–" },
       { title: "Seed", numeric: true, cell: (run) => run.seed ?? "–" },
       { title: "Written", numeric: true, cell: (run) => ago(run.updated_at) },
-      { title: "Compare", cell: (run) => h("input", { type: "checkbox", "data-key": `pick-${run.id}`, checked: chosen.has(run.id), "aria-label": `compare ${run.name}`, onchange: () => toggle(run.id) }) },
     ], runs.slice(0, MOST), {
       caption: runs.length > MOST ? `The newest ${MOST} of ${runs.length} runs in ${dir}` : `Runs in ${dir}`,
       empty: `There are no runs in ${dir} yet. Start one: make demo, or rollcage train countdown-small --out ${dir}/first.`,

@@ -2,7 +2,7 @@
 
 import { address, change } from "../parts/address.js";
 import { get } from "../parts/api.js";
-import { fill, h } from "../parts/dom.js";
+import { add, fill, h } from "../parts/dom.js";
 import { ago, bytes, duration, moment, number } from "../parts/format.js";
 import { action } from "../parts/notices.js";
 import { badge, facts, meter, note, table } from "../parts/table.js";
@@ -24,8 +24,10 @@ export async function show({ root, params, signal }) {
       if (error.status !== 502) throw error;
       return { problem: error.message };
     });
+    all.hidden = Boolean(answer.problem);
     if (answer.problem) {
       fill(fleet, note(answer.problem));
+      fill(one);
       return;
     }
     fill(fleet, hostTable(answer, refresh));
@@ -34,11 +36,11 @@ export async function show({ root, params, signal }) {
     if (id) fill(one, await detail(id, signal, refresh));
   };
   refresh.interval_ms = POLL_MS;
-  root.append(h("div", { class: "head" }, h("h1", {}, "Sandboxes")), h("section", {}, h("h2", {}, "Hosts"), fleet),
-    id ? h("section", {}, one) : null,
-    h("section", {}, h("h2", {}, "All sandboxes"), h("div", { class: "row" },
-      h("input", { id: "text", type: "search", placeholder: "name, owner, image", "aria-label": "Search", value: text, onchange: (event) => change({ text: event.target.value }) }),
-      h("select", { id: "state", "aria-label": "State", value: state, onchange: (event) => change({ state: event.target.value }) }, h("option", { value: "" }, "all states"), STATES.map((it) => h("option", { value: it }, it)))), list));
+  const all = h("section", {}, h("h2", {}, "All sandboxes"), h("div", { class: "row" },
+    h("input", { id: "text", type: "search", placeholder: "name, owner, image", "aria-label": "Search", value: text, onchange: (event) => change({ text: event.target.value }) }),
+    h("select", { id: "state", "aria-label": "State", value: state, onchange: (event) => change({ state: event.target.value }) }, h("option", { value: "" }, "all states"), STATES.map((it) => h("option", { value: it }, it)))), list);
+  add(root, h("div", { class: "head" }, h("h1", {}, "Sandboxes")), h("section", {}, h("h2", {}, "Hosts"), fleet),
+    id ? h("section", {}, one) : null, all);
   await refresh();
   return refresh;
 }

@@ -79,7 +79,7 @@ export async function show({ root, params, run, signal, reopen }) {
     const { series } = answer;
     const seconds = new Map(series["time/elapsed_s"]?.policy_version.map((version, index) => [version, series["time/elapsed_s"].value[index]]));
     for (const [, found, chart] of charts)
-      chart.update(found.map((name) => line(name, series[name], bySeconds ? seconds : null)).filter((it) => it.x.length));
+      chart.update(found.map((name) => line(shortOf(name, found), series[name], bySeconds ? seconds : null)).filter((it) => it.x.length));
     return fill(spread, Object.entries(histograms).filter(([name]) => /staleness|drift|reward|length|token|logprob/.test(name)).map(([name, data]) => histogramChart(name.replaceAll("_", " "), data)));
   };
   if (!wanted.length) body.append(note("The run has not finished its first update; the curves begin with it. Meanwhile, Pipeline shows what it does."));
@@ -90,8 +90,13 @@ export async function show({ root, params, run, signal, reopen }) {
   return refresh;
 }
 
-function line(name, data, seconds) {
-  const short = name.replace(/^(rollout|learner|time)\//, "");
+/** A name without its part, unless another one in the chart is the same but for that. */
+function shortOf(name, found) {
+  const cut = (it) => it.replace(/^(rollout|learner|time)\//, "");
+  return found.filter((it) => cut(it) === cut(name)).length > 1 ? name.replace("/", " ") : cut(name);
+}
+
+function line(short, data, seconds) {
   if (!data) return { name: short, x: [], y: [] };
   if (!seconds) return { name: short, x: data.policy_version, y: data.value };
   const known = data.policy_version.map((version, index) => [seconds.get(version), data.value[index]]).filter(([at]) => at !== undefined && at !== null);

@@ -139,7 +139,7 @@ def episode(number: int, version: int, **changed: Any) -> dict[str, Any]:
         "env_kwargs": {"split": "train"},
         "policy": "small",
         "task_id": task,
-        "seed": 7 + number,
+        "seed": 2**62 + number,
         "options": {"task": task},
         "prompt": f"Make 21 from the numbers 3, 9, 2. (task {task})",
         "turns": turns,

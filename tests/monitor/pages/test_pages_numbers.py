@@ -112,15 +112,12 @@ def test_environments_and_what_became_of_the_samples(page: Page, site: Site) -> 
     told = site.run(RUN, "/environments")
     row = page.locator(".by_env tbody tr")
     expect(row).to_contain_text(f"{100 * told['by_env'][0]['success']:.1f} %")
-    rows = charts(page)["By difficulty: share of failed attempts up to"]["rows"]
-    assert rows == [
-        {
-            "label": "0.25",
-            "pieces": [
-                {"name": name, "value": value}
-                for name, value in zip(
-                    ("trained", "filtered", "failed", "stale", "late"), (480, 80, 0, 0, 0), strict=True
-                )
-            ],
-        }
-    ]
+    outcomes = ("trained", "filtered", "failed", "stale", "late")
+    for title, upper in (
+        ("By difficulty: share of failed attempts up to", "0.25"),
+        ("By length: sampled tokens up to", "64"),
+        ("By duration: seconds up to", "4"),
+    ):
+        values = zip(outcomes, (480, 80, 0, 0, 0), strict=True)
+        pieces = [{"name": name, "value": value} for name, value in values]
+        assert charts(page)[title]["rows"] == [{"label": upper, "pieces": pieces}]

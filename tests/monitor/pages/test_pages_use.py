@@ -71,9 +71,12 @@ def test_one_episode_token_by_token_beside_another_attempt(page: Page, site: Sit
     sampler = record["trajectory"]["segments"][0]["rollout_logprobs"]
     assert values == pytest.approx([notes["old_logprobs"][0][start + it] - sampler[start + it] for it in range(9)])
     expect(page.locator(".tokens").first).to_have_text("<answer>3*(9-2)</answer>")
-    expect(page.locator("figure.chart b", has_text="WAAD")).to_have_count(2)
-    expect(page.locator("figure.chart b", has_text="FAI")).to_have_count(2)
+    figures = page.evaluate("[...document.querySelectorAll('figure')].map((it) => it.model)")
+    for name, title in (("waad", "WAAD"), ("fai", "FAI")):
+        drawn = [it["lines"][0]["y"] for it in figures if it["title"] == title]
+        assert drawn == [notes[name][0][turn["start"] : turn["end"]] for turn in turns]
     expect(page.locator(".copy code")).to_have_text(record["replay"])
+    expect(page.locator(".facts")).to_contain_text(str(record["trajectory"]["seed"]))
     page.get_by_label("Attempt beside it").select_option(second)
     expect(page.locator("article")).to_have_count(2)
     page.keyboard.press("n")
@@ -118,6 +121,9 @@ def test_on_a_phone_no_page_scrolls_sideways_and_all_that_can_be_used_has_a_name
                 .map((it) => it.outerHTML)"""
             )
             assert nameless == []
+            assert tab.evaluate("[...document.querySelector('.view').childNodes].every((it) => it.nodeType === 1)"), (
+                name
+            )
             assert tab.locator("h1").count() == 1
             ids = tab.evaluate("[...document.querySelectorAll('[id]')].map((it) => it.id)")
             assert sorted(ids) == sorted(set(ids))
@@ -154,6 +160,7 @@ def test_errors_and_empty_states_say_what_to_do(page: Page, site: Site, tmp_path
     expect(page.locator(".failure")).to_contain_text("there is no such run")
     site.open(page, "sandboxes")
     expect(page.locator(".empty")).to_contain_text("rollcage sandbox serve")
+    expect(page.get_by_role("heading", name="All sandboxes")).to_be_hidden()
     (tmp_path / "empty").mkdir()
     with Background(tmp_path / "empty", Listen()) as server:
         for name in ("runs", "training"):
