@@ -15,6 +15,7 @@ from urllib.request import urlopen
 import psutil
 import pytest
 
+from rollcage.__main__ import main
 from rollcage.monitor.run_folder import read_metrics, read_rows
 from rollcage.monitor.store import RunReader
 from rollcage.trainer.checkpoints import newest_checkpoint, read_state
@@ -47,7 +48,9 @@ def wait_gone(processes: list[psutil.Process], timeout_s: float = 20.0) -> None:
 
 
 @pytest.mark.timeout(400)
-def test_a_run_trains_reports_and_leaves_a_checkpoint_that_eval_loads(tmp_path: Path) -> None:
+def test_a_run_trains_reports_and_leaves_a_checkpoint_that_eval_loads(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     run = tmp_path / "run"
     result = rollcage("train", *SMALL, "--num-updates", "4", "--out", run)
     assert result.returncode == 0, result.stderr
@@ -66,13 +69,11 @@ def test_a_run_trains_reports_and_leaves_a_checkpoint_that_eval_loads(tmp_path: 
     assert (run / "report" / "timeline.png").stat().st_size > 10_000
     assert "rollcage train countdown-small" in (run / "report" / "README.md").read_text()
 
-    evaluated = rollcage("eval", "rollcage/Countdown-v0", "--policy", run, "--num-tasks", "8", "--json")
-    summary = json.loads(evaluated.stdout.splitlines()[-1])
-    assert summary["num_scored"] == 8, evaluated.stderr
+    assert main(["eval", "rollcage/Countdown-v0", "--policy", str(run), "--num-tasks", "8", "--json"]) == 0
+    assert json.loads(capfd.readouterr().out.splitlines()[-1])["num_scored"] == 8
 
-    replayed = rollcage("replay", run)
-    assert replayed.returncode == 0, replayed.stdout
-    assert "0 different" in replayed.stdout
+    assert main(["replay", str(run)]) == 0
+    assert "0 different" in capfd.readouterr().out
 
 
 def start(run: Path, *arguments: str) -> subprocess.Popen[bytes]:
@@ -122,21 +123,21 @@ def test_t10_kill_9_at_random_moments_then_resume_goes_on_from_the_last_complete
 
 
 @pytest.mark.timeout(300)
-def test_a_stopped_run_ends_cleanly_and_says_how_to_go_on(tmp_path: Path) -> None:
+def test_a_stopped_run_ends_cleanly_and_says_how_to_go_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run, log = tmp_path / "run", tmp_path / "log"
     process = start(run, *SMALL, "--num-updates", "1000", "--eval.num-tasks", "0", "--out", str(run))
     wait_for(lambda: (run / "metrics.jsonl").exists(), process, log)
     children = descendants(process.pid)
     assert children
-    second = rollcage("train", "--resume", str(run))
-    assert (second.returncode, len(second.stderr.strip().splitlines())) == (2, 1)
-    assert "in use by another process" in second.stderr
+    assert main(["train", "--resume", str(run)]) == 2
+    [told] = capfd.readouterr().err.strip().splitlines()
+    assert "in use by another process" in told
     control = json.loads((run / "control.json").read_text())
     with urlopen(control["address"] + "/metrics", timeout=10) as answer:
-        told = answer.read().decode()
-    assert float(re.findall(r"^rollcage_policy_version (.*)$", told, re.MULTILINE)[0]) >= 1
-    assert "rollcage_learner_grad_norm" in told
-    assert "rollcage_unknown_metrics_total" not in told, "a metric is not declared in monitor/metrics"
+        metrics = answer.read().decode()
+    assert float(re.findall(r"^rollcage_policy_version (.*)$", metrics, re.MULTILINE)[0]) >= 1
+    assert "rollcage_learner_grad_norm" in metrics
+    assert "rollcage_unknown_metrics_total" not in metrics, "a metric is not declared in monitor/metrics"
     with RunReader(run) as reader:
         assert reader.status()["state"] == "running"
         process.send_signal(signal.SIGTERM)
@@ -149,34 +150,44 @@ def test_a_stopped_run_ends_cleanly_and_says_how_to_go_on(tmp_path: Path) -> Non
     assert "Traceback" not in log.read_text()
 
 
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("preset", ["countdown-smollm2", "frozenlake-smollm2"])
-def test_smollm2_trains_on_one_turn_and_on_many(preset: str, tmp_path: Path) -> None:
-    run = tmp_path / "run"
+def check_smollm2(run: Path, *arguments: str) -> list[dict[str, Any]]:
+    """Train for two updates of two episodes each; returns the episodes."""
     result = rollcage(
         "train",
-        preset,
+        *arguments,
         *("--num-updates", "2"),
         *("--rollout.num-groups", "1"),
-        *("--rollout.group-size", "3"),
-        *("--sampling.max-new-tokens", "20"),
+        *("--rollout.group-size", "2"),
+        *("--sampling.max-new-tokens", "12"),
         *("--learner.entropy-coef", "0.001"),  # so that there is a gradient even where every reward is the same
         *("--out", str(run)),
-        timeout=850,
+        timeout=550,
     )
     assert result.returncode == 0, result.stderr
     metrics = read_metrics(run)
     assert len(metrics) == 2
     episodes = read_rows(run, "trajectories")
-    assert len(episodes) >= 6
+    assert len(episodes) >= 4
     assert all(episode["failure"] is None for episode in episodes)
-    if preset == "frozenlake-smollm2":
-        assert max(len(episode["turns"]) for episode in episodes) > 1
     assert all(row["rollout/splits"] == 0 for row in metrics)  # the chat template continues token by token
     assert metrics[0]["learner/logprob_gap_mean"] < 0.05  # sampler and trainer agree on the same weights
+    return episodes
 
 
-def test_a_finished_run_reports_again_and_a_damaged_one_says_how_to_go_on(tmp_path: Path) -> None:
+@pytest.mark.timeout(600)
+def test_smollm2_trains_from_its_gguf_file(tmp_path: Path) -> None:
+    check_smollm2(tmp_path / "run", "countdown-smollm2")
+
+
+@pytest.mark.timeout(300)
+def test_smollm2_trains_on_many_turns(shallow_smollm2: Path, tmp_path: Path) -> None:
+    episodes = check_smollm2(tmp_path / "run", "frozenlake-smollm2", "--model", str(shallow_smollm2))
+    assert max(len(episode["turns"]) for episode in episodes) > 1
+
+
+def test_a_finished_run_reports_again_and_a_damaged_one_says_how_to_go_on(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     run = tmp_path / "run"
     made = rollcage("train", *SMALL, "--num-updates", "1", "--eval.num-tasks", "0", "--out", str(run))
     assert made.returncode == 0, made.stderr
@@ -199,10 +210,10 @@ def test_a_finished_run_reports_again_and_a_damaged_one_says_how_to_go_on(tmp_pa
     checkpoint = newest_checkpoint(run)
     assert checkpoint is not None
     (checkpoint / "trainer.json").write_text("{}")
-    result = rollcage("train", "--resume", str(run))
-    assert result.returncode == 2
-    assert "remove the folder to go on from an older one" in result.stderr.strip().splitlines()[-1]
-    assert "Traceback" not in result.stderr
+    assert main(["train", "--resume", str(run)]) == 2
+    told = capfd.readouterr().err
+    assert "remove the folder to go on from an older one" in told.strip().splitlines()[-1]
+    assert "Traceback" not in told
 
 
 @pytest.mark.parametrize(
@@ -221,11 +232,13 @@ def test_a_finished_run_reports_again_and_a_damaged_one_says_how_to_go_on(tmp_pa
         (["countdown-small", "--out", "/proc/run"], "/proc/run"),
     ],
 )
-def test_bad_input_is_one_line_and_writes_nothing(arguments: list[str], message: str, tmp_path: Path) -> None:
+def test_bad_input_is_one_line_and_writes_nothing(
+    arguments: list[str], message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "run"
     more = [] if {"--resume", "--out"} & set(arguments) else ["--out", str(out)]
-    result = rollcage("train", *arguments, *more)
-    assert result.returncode == 2
-    assert message in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1, result.stderr
+    assert main(["train", *arguments, *more]) == 2
+    told = capfd.readouterr().err
+    assert message in told
+    assert len(told.strip().splitlines()) == 1, told
     assert not out.exists()

@@ -120,14 +120,15 @@ def test_killed_workers_episodes_go_on_and_prompts_beyond_the_context_end_as_dat
 
 
 @pytest.mark.timeout(600)
-def test_smollm2_trains_while_its_workers_are_killed(tmp_path: Path) -> None:
+def test_smollm2_trains_while_its_workers_are_killed(smollm2: Path, tmp_path: Path) -> None:
     preset = PRESETS["alfworld-smollm2"][1]
     config = replace(
         preset,
+        model=str(smollm2),
         env=replace(preset.env, restart="fail"),
-        rollout=replace(preset.rollout, num_groups=1, group_size=3, num_slots=3),
+        rollout=replace(preset.rollout, num_groups=1, group_size=2, num_slots=2),
         sampling=replace(preset.sampling, max_new_tokens=12),
-        engine=replace(preset.engine, max_batch_size=3, parked_prefixes=3, max_context_tokens=500),
+        engine=replace(preset.engine, max_batch_size=2, parked_prefixes=2, max_context_tokens=500),
         learner=replace(preset.learner, entropy_coef=0.001),  # a gradient where every reward is the same, too
         num_updates=2,
     )

@@ -236,10 +236,11 @@ def test_after_kill_9_the_run_goes_on_in_new_sandboxes_and_the_lost_ones_are_cou
 
 
 @pytest.mark.timeout(600)
-def test_smollm2_trains_while_its_sandboxes_are_killed(daemon: Daemon, tmp_path: Path) -> None:
+def test_smollm2_trains_while_its_sandboxes_are_killed(daemon: Daemon, smollm2: Path, tmp_path: Path) -> None:
     preset = PRESETS["swemini-smollm2"][1]
     config = replace(
         preset,
+        model=str(smollm2),
         env=replace(preset.env, restart="fail", args={**preset.env.args, "max_turns": 2}),
         rollout=replace(preset.rollout, num_groups=1, group_size=4, num_slots=4),
         engine=replace(preset.engine, max_batch_size=4, parked_prefixes=4),
