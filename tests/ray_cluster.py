@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -18,7 +19,6 @@ _NODE = {
 }
 _HEAD = {
     **_NODE,
-    "labels": {"kind": "head"},
     # a node that refuses connections has gone after two seconds, not fifteen
     "_system_config": {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500},
 }
@@ -31,14 +31,20 @@ class RayNodes:
 
     Attributes:
         address: of the head.
+        docker_ports: sockets of the ports at which the two say that their Docker daemons answer; a test may listen.
     """
 
     def __init__(self) -> None:
+        import ray
         from ray.cluster_utils import Cluster
 
-        self._cluster = Cluster(initialize_head=True, head_node_args=_HEAD)
+        self.docker_ports = [socket.socket() for _ in range(2)]
+        for port in self.docker_ports:
+            port.bind((ray.util.get_node_ip_address(), 0))
+        first, second = ({"rollcage-docker": str(port.getsockname()[1])} for port in self.docker_ports)
+        self._cluster = Cluster(initialize_head=True, head_node_args={**_HEAD, "labels": {"kind": "head", **first}})
         self.address: str = self._cluster.address
-        self.add()
+        self.add(**second)
 
     def add(self, **labels: str) -> Any:
         """Start a node; from the main thread only."""
@@ -70,6 +76,8 @@ class RayNodes:
 
     def close(self) -> None:
         self._cluster.shutdown()
+        for port in self.docker_ports:
+            port.close()
 
 
 def running() -> Iterator[RayNodes]:

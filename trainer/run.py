@@ -262,6 +262,7 @@ class Run:
                 # after training an evaluation has its own beside those of the training
                 num_envs=(2 if config.eval.num_tasks else 1) * config.rollout.num_slots if in_actors else 0,
                 folder=self.folder / "sandboxes",
+                logs=logs,
                 recorder=self._recorder,
             )
             stack.push_async_callback(cluster.close)

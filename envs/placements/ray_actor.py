@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from itertools import count
 from typing import Any
 
 from rollcage.envs.placements.base import EnvConfig, EnvDied, EnvOutOfMemory, PlacementError
@@ -45,11 +46,27 @@ class EnvActor:
 
 
 class RayHost(WorkerHost):
-    """One environment in an actor; see `WorkerHost`."""
+    """One environment in an actor; see `WorkerHost`.
 
-    def __init__(self, make_args: dict[str, Any], address: str, num_cpus: float, labels: Mapping[str, str]) -> None:
+    Args:
+        make_args: arguments of the worker's "make".
+        address, num_cpus, labels, on_start, seats: see `RayPlacement`.
+    """
+
+    def __init__(
+        self,
+        make_args: dict[str, Any],
+        address: str,
+        num_cpus: float,
+        labels: Mapping[str, str],
+        on_start: Callable[[str, Whereabouts], None],
+        seats: dict[int, RayHost],
+    ) -> None:
         super().__init__(make_args)
         self._address, self._num_cpus, self._labels = address, num_cpus, dict(labels)
+        self._on_start, self._seats = on_start, seats
+        self._seat = next(number for number in count() if number not in seats)
+        seats[self._seat] = self
         self._where: Whereabouts | None = None
         self._ray: Any = None
         self._actor: Any = None
@@ -94,6 +111,7 @@ class RayHost(WorkerHost):
     async def _find(self, reference: Any) -> None:
         with suppress(self._ray.exceptions.RayError):  # whoever asks it for something is told
             self._where = await reference
+            self._on_start(f"environment {self._seat}", self._where)
 
     def _send(self, frame: bytes) -> None:
         if self._actor is None:
@@ -127,6 +145,12 @@ class RayHost(WorkerHost):
     def _buried(self, error: PlacementError) -> PlacementError:
         return error
 
+    async def end(self) -> None:
+        """See `Host.end`; another one may have its number then."""
+        await super().end()
+        if self._seats.get(self._seat) is self:
+            del self._seats[self._seat]
+
 
 class RayPlacement(PooledPlacement):
     """Environments on the nodes of a Ray cluster, spread over them. What a node takes with it when it goes is data.
@@ -141,6 +165,8 @@ class RayPlacement(PooledPlacement):
         address: of the cluster; see `connect`.
         num_cpus: of a node, for one environment.
         labels: that its node must have, with these values; empty: any node.
+        on_start: called with a name ("environment 3") and where its actor is, each time that one has started.
+        seats: numbers in use; placements that share them give no number twice. An ended environment's is free again.
 
     Raises:
         UserError: unknown environment, or one that cannot run elsewhere; from `acquire`, also that no node may hold it.
@@ -155,9 +181,15 @@ class RayPlacement(PooledPlacement):
         address: str = "",
         num_cpus: float = NUM_CPUS,
         labels: Mapping[str, str] | None = None,
+        on_start: Callable[[str, Whereabouts], None] = lambda actor, where: None,
+        seats: dict[int, RayHost] | None = None,
     ) -> None:
-        make_args = make_request(config)
-        super().__init__(restarting(restart, lambda: RayHost(make_args, address, num_cpus, labels or {})), num_workers)
+        make_args, taken = make_request(config), {} if seats is None else seats
+
+        def new_host() -> RayHost:
+            return RayHost(make_args, address, num_cpus, labels or {}, on_start, taken)
+
+        super().__init__(restarting(restart, new_host), num_workers)
 
 
 def _first_line(error: Exception) -> str:

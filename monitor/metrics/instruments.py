@@ -94,6 +94,19 @@ FLEET = (
     ),
     Metric("rollcage_node_load", "gauge", "Processes that run or want to, a core of the node.", "node_load", _NODE),
     Metric("rollcage_node_memory_ratio", "gauge", "Share of the node's memory in use.", "node_memory", _NODE),
+    Metric(
+        "rollcage_trajectory_bytes_total",
+        "counter",
+        "Bytes of prompts and generations between the loop and a replica on a cluster.",
+        "trajectory_bytes",
+        _ENGINE,
+    ),
+    Metric(
+        "rollcage_weight_bytes_total",
+        "counter",
+        "Bytes of weights put into the cluster's object store: each version once.",
+        "weight_bytes",
+    ),
     Metric("rollcage_running_episodes", "gauge", "Episodes that run.", "running_episodes"),
     Metric("rollcage_complete_groups", "gauge", "Groups in the buffer that can be trained on.", "complete_groups"),
     Metric(

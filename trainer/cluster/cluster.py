@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from rollcage.envs.placements import EnvConfig, Placement, make_placement
+from rollcage.envs.placements.ray_actor import RayHost
 from rollcage.envs.placements.ray_connection import connect, disconnect
 from rollcage.envs.placements.ray_whereabouts import Whereabouts
 from rollcage.errors import UserError, require
 from rollcage.recorder import NullRecorder, Recorder
+from rollcage.trainer.cluster.actor_logs import ActorLogs
 from rollcage.trainer.cluster.config import RayConfig
 from rollcage.trainer.cluster.demands import Demand, live_nodes
 from rollcage.trainer.cluster.engine import RayEngine
@@ -27,6 +30,9 @@ from rollcage.trainer.learner.base import Learner
 from rollcage.trainer.learner.config import LearnerConfig
 from rollcage.trainer.learner.roles import CRITICS
 
+ROLES = {"learner": "rank"}
+"""Of actors, by the first word of their names, where it is another."""
+
 
 class RayCluster:
     """Makes a run's engines, learner and environments on a cluster. They end with it, or with this process.
@@ -36,16 +42,27 @@ class RayCluster:
         config: shares of the nodes.
         share: what is reserved of them.
         sandboxes: the hosts of sandboxes.
-        recorder: is told of nodes, and where each actor is: event ``actor_started``, gauge ``cluster_actors``.
+        recorder: is told of nodes, where each actor is (event ``actor_started``, gauge ``cluster_actors``), and of the
+            bytes that go between them (counters ``trajectory_bytes`` and ``weight_bytes``).
+        logs: what actors write.
     """
 
-    def __init__(self, ray: Any, config: RayConfig, share: Share, sandboxes: SandboxHosts, recorder: Recorder) -> None:
+    def __init__(
+        self,
+        ray: Any,
+        config: RayConfig,
+        share: Share,
+        sandboxes: SandboxHosts,
+        recorder: Recorder,
+        logs: ActorLogs,
+    ) -> None:
         self._ray, self._config, self._share, self._sandboxes = ray, config, share, sandboxes
-        self._recorder = recorder
-        self._watch = NodeWatch(ray, self._recorder)
+        self._recorder, self._logs = recorder, logs
+        self._watch = NodeWatch(ray, recorder, logs)
         self._places: dict[str, str] = {}
+        self._environments: dict[int, RayHost] = {}
         self._is_ours = False
-        self.weights = WeightStore()
+        self.weights = WeightStore(partial(recorder.counter, "weight_bytes"))
 
     @classmethod
     async def connect(
@@ -58,6 +75,7 @@ class RayCluster:
         apart: Mapping[str, int] = MappingProxyType({}),
         num_envs: int = 0,
         folder: Path = Path("sandboxes"),
+        logs: Path | None = None,
         recorder: Recorder | None = None,
     ) -> RayCluster:
         """Connect this process, and reserve what the run needs.
@@ -68,6 +86,7 @@ class RayCluster:
             num_engines, num_ranks, apart: to reserve; see `Share`.
             num_envs: environments in actors, at most; they are not reserved.
             folder: of the sandbox manager, where there is need for one.
+            logs: the folder that what actors write is brought into, as NAME.log; None: it stays on their nodes.
             recorder: see the class.
 
         Raises:
@@ -78,7 +97,7 @@ class RayCluster:
         await asyncio.to_thread(connect, address)
         recorder = recorder or NullRecorder()
         hosts, share = SandboxHosts(folder, recorder), Share(ray, config, num_engines, num_ranks, apart)
-        cluster = cls(ray, config, share, hosts, recorder)
+        cluster = cls(ray, config, share, hosts, recorder, ActorLogs(logs))
         cluster._is_ours = not was_connected
         try:
             hosts.endpoints = docker_endpoints(await asyncio.to_thread(live_nodes, ray))
@@ -102,6 +121,7 @@ class RayCluster:
 
     def engines(self, config: EngineMaker, num_engines: int) -> list[Engine]:
         """Return replicas, not started, in what is reserved for them."""
+        recorder = self._recorder
         return [
             RayEngine(
                 self._ray,
@@ -111,6 +131,7 @@ class RayCluster:
                 self._share.engine(replica),
                 ping_timeout_s=self._config.ping_timeout_s,
                 on_start=self._tell,
+                on_bytes=partial(recorder.counter, "trajectory_bytes", engine=str(replica)),
             )
             for replica in range(num_engines)
         ]
@@ -143,16 +164,20 @@ class RayCluster:
                 restart=restart,
                 num_cpus=self._config.env_cpus,
                 labels=self._config.env_nodes,
+                on_start=self._tell,
+                seats=self._environments,
             )
         if kind == "sandbox" and self._sandboxes.endpoints:
             return await self._sandboxes.place(env, num_workers=num_workers, restart=restart)
         return make_placement(kind, env, num_workers=num_workers, restart=restart)
 
     def _tell(self, actor: str, where: Whereabouts) -> None:
-        self._recorder.event("actor_started", actor=actor, node=where.node, pid=where.pid, log=where.log)
-        nodes = {where.node, self._places.get(actor, where.node)}
-        self._places[actor] = where.node
-        role = "engine" if actor.startswith("engine") else "rank"
-        for node in nodes:
-            num = sum(its == node and name.split()[0] == actor.split()[0] for name, its in self._places.items())
-            self._recorder.gauge("cluster_actors", num, node=node, role=role)
+        node = self._watch.name(where.node_id, where.node)
+        file = self._logs.follow(actor, where)
+        self._recorder.event("actor_started", actor=actor, node=node, pid=where.pid, log=where.log, file=file)
+        nodes = {node, self._places.get(actor, node)}
+        self._places[actor] = node
+        kind = actor.split()[0]
+        for name in nodes:
+            num = sum(its == name and other.split()[0] == kind for other, its in self._places.items())
+            self._recorder.gauge("cluster_actors", num, node=name, role=ROLES.get(kind, kind))

@@ -31,7 +31,8 @@ class RayEngine:
         store: shared by all replicas, so that weights are put there once.
         options: of the actor: num_cpus, num_gpus, and where it may run.
         ping_timeout_s: an actor that does not answer for so long has died.
-        on_start: called with the replica's name and where its actor is, each time that one has started.
+        on_start: called with the replica's name and where its actor is, each time that one was made.
+        on_bytes: called with the sizes of arrays, as they go there and come back.
 
     Attributes:
         num_bytes: of the arrays that requests took there and generations brought back.
@@ -47,6 +48,7 @@ class RayEngine:
         *,
         ping_timeout_s: float = 30.0,
         on_start: Callable[[str, Whereabouts], None] = lambda actor, where: None,
+        on_bytes: Callable[[int], None] = lambda num_bytes: None,
     ) -> None:
         self.policy_version = self.num_bytes = 0
         self.max_batch_size, self.max_context_tokens = config.max_batch_size, config.max_context_tokens
@@ -54,6 +56,7 @@ class RayEngine:
         """The actor's last place."""
         self._ray, self._config, self._replica, self._store = ray, config, replica, store
         self._options, self._ping_timeout_s, self._on_start = options, ping_timeout_s, on_start
+        self._on_bytes = on_bytes
         self._actor: Any = None
         self._died: asyncio.Future[str] | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -83,8 +86,9 @@ class RayEngine:
             .remote(self._config, self._replica)
         )
         limit_s = self._config.load_timeout_s
-        self.max_context_tokens, self.max_batch_size, self.where = await self._ask("start", limit_s=limit_s)
+        self.where = await self._ask("where", limit_s=limit_s)
         self._on_start(f"engine {self._replica}", self.where)
+        self.max_context_tokens, self.max_batch_size = await self._ask("start", limit_s=limit_s)
         self._watch = asyncio.create_task(self._look_after(), name=f"engine {self._replica}: does it answer?")
 
     async def restart(self) -> None:
@@ -101,7 +105,7 @@ class RayEngine:
         self._num_live += 1
         try:
             packed = pack_request(request)
-            self.num_bytes += packed.num_bytes
+            self._count(packed.num_bytes)
             answer = await self._ask("generate", packed, limit_s=None)
         except asyncio.CancelledError:
             if self._actor is not None and self._died is not None and not self._died.done():
@@ -113,8 +117,12 @@ class RayEngine:
             self._die(str(answer))
         if isinstance(answer, EngineError):
             raise answer
-        self.num_bytes += answer.num_bytes
+        self._count(answer.num_bytes)
         return unpack_generation(answer)
+
+    def _count(self, num_bytes: int) -> None:
+        self.num_bytes += num_bytes
+        self._on_bytes(num_bytes)
 
     async def abort(self, request_id: str) -> None:
         """See `Engine.abort`."""

@@ -52,10 +52,14 @@ class EngineActor:
         self._engine = config.make(replica)
         self._running: dict[str, asyncio.Task[Generation]] = {}
 
-    async def start(self) -> tuple[int, int, Whereabouts]:
-        """Load the model; returns the longest context, the most requests at once, and where this is."""
+    async def where(self) -> Whereabouts:
+        """Return where this is, before the model loads: the log says why, where it does not."""
+        return whereabouts()
+
+    async def start(self) -> tuple[int, int]:
+        """Load the model; returns the longest context and the most requests at once."""
         await self._engine.start()
-        return self._engine.max_context_tokens, self._engine.max_batch_size, whereabouts()
+        return self._engine.max_context_tokens, self._engine.max_batch_size
 
     async def ping(self) -> None:
         """Answer: this process lives, and its event loop runs."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,13 +57,17 @@ class RemoteWeights(Mapping[str, Tensor]):
 class WeightStore:
     """Puts each version into the store once, however many engines ask for it, and lets go of the one before.
 
+    Args:
+        on_bytes: called with the size of each version that is put there, in whichever thread asks for it.
+
     Attributes:
         num_bytes: put there so far.
         newest: what was put last, and its policy version; None before.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_bytes: Callable[[int], None] = lambda num_bytes: None) -> None:
         self.num_bytes = 0
+        self._on_bytes = on_bytes
         self.newest: tuple[StoredWeights, int] | None = None
         self._lock = threading.Lock()
 
@@ -73,6 +77,7 @@ class WeightStore:
             if self.newest is None or policy_version != self.newest[1]:
                 stored = weights.stored if isinstance(weights, RemoteWeights) else put(weights)
                 self.num_bytes += stored.layout.num_bytes
+                self._on_bytes(stored.layout.num_bytes)
                 self.newest = stored, policy_version
             return self.newest[0]
 

@@ -1,4 +1,4 @@
-"""An actor for tests; in a file that imports nothing, since every such actor imports it."""
+"""What tests run on nodes; in a file that imports nothing, since every process there imports it."""
 
 
 class Probe:
@@ -8,3 +8,8 @@ class Probe:
         import ray
 
         return ray.get_runtime_context().get_node_id(), ray.get_gpu_ids()
+
+
+def num_bytes(block: object) -> int:
+    """Return the size of an array, which Ray has brought to this node."""
+    return int(block.nbytes)  # type: ignore[attr-defined]

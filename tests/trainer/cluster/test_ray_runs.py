@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 import torch
 from tests.ray_cluster import RayNodes
+from tests.trainer.cluster import probe
 from tests.trainer.cluster.ray_parts import Done, train_scripted
 from tests.trainer.cluster.scripted_config import ScriptedConfig
 
 from rollcage.trainer.cluster.cluster import RayCluster
 from rollcage.trainer.cluster.config import RayConfig
+from rollcage.trainer.cluster.demands import live_nodes
 from rollcage.trainer.cluster.engine import RayEngine
 from rollcage.trainer.cluster.weights import WeightStore, put, unpack
 from rollcage.trainer.engines.base import EngineDied
@@ -38,7 +40,9 @@ def test_with_alpha_0_the_batches_are_those_of_one_machine(ray_nodes: RayNodes) 
     assert any(batch.turns.max() == 2 for batch in here.batches), "episodes of several turns"
 
 
-def test_a_node_killed_in_mid_step_costs_its_own_samples_and_the_run_goes_on(ray_nodes: RayNodes) -> None:
+def test_a_node_killed_in_mid_step_costs_its_own_samples_and_the_run_goes_on(
+    ray_nodes: RayNodes, tmp_path: Path
+) -> None:
     nodes = [ray_nodes.add(there="1")]
     num_left: list[int] = []
 
@@ -58,7 +62,7 @@ def test_a_node_killed_in_mid_step_costs_its_own_samples_and_the_run_goes_on(ray
         (replace(LITTLE, engine_nodes={label: it}), num) for label, it, num in (("kind", "head", 2), ("there", "1", 1))
     ]
     try:
-        done = train_scripted(shares, ScriptedConfig(token_s=0.03), config, num_updates=6, disturb=kill)
+        done = train_scripted(shares, ScriptedConfig(token_s=0.03), config, num_updates=6, logs=tmp_path, disturb=kill)
     finally:
         ray_nodes.kill(nodes.pop())
     account, full = done.progress.account, 6 * 2 * 3
@@ -69,12 +73,20 @@ def test_a_node_killed_in_mid_step_costs_its_own_samples_and_the_run_goes_on(ray
     assert failed
     assert failed <= {"infra/env_died", "infra/engine_died"}
     started = done.events.of("actor_started")
-    assert len({row["pid"] for row in started}) == len(started) == 4
-    assert all(Path(row["log"]).is_file() for row in started), "logs are found from the events"
+    engines = [row for row in started if row["actor"].startswith("engine")]
+    assert len({row["pid"] for row in engines}) == len(engines) == 4
+    assert {row["actor"] for row in started} >= {f"environment {number}" for number in range(4)}
     [died] = done.events.of("engine_died")
-    assert any(f"process {row['pid']}, log {row['log']}" in died["message"] for row in started)
-    assert done.events.of("node_lost")
-    assert any("there=1" in row["node"] for row in done.events.of("node_joined"))
+    assert any(f"process {row['pid']}, log {row['log']}" in died["message"] for row in engines)
+    [lost] = {row["node"] for row in done.events.of("node_lost")}
+    assert any("there=1" in row["what"] for row in done.events.of("node_joined"))
+    for row in started:
+        assert f"--- {row['actor']} on" in (tmp_path / row["file"]).read_text()
+    assert any("its node has gone" in path.read_text() for path in tmp_path.iterdir())
+    places = {row["node"] for row in started}
+    assert lost in places
+    assert places <= {row["node"] for row in done.events.of("node_joined")}, "each node has one name"
+    assert {labels["node"] for name, labels in done.events.gauges if name == "node_load"} >= places
 
 
 def test_a_replica_that_hangs_is_found_out_replaced_and_given_the_newest_weights(ray_nodes: RayNodes) -> None:
@@ -109,10 +121,16 @@ def test_a_replica_that_hangs_is_found_out_replaced_and_given_the_newest_weights
     asyncio.run(main())
 
 
-def test_weights_go_into_the_store_once_a_version_whoever_asks(ray_nodes: RayNodes) -> None:
+def test_weights_are_once_in_the_store_of_each_node_whoever_asks(ray_nodes: RayNodes) -> None:
     import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    weights = {"a": torch.arange(6.0).view(2, 3), "b": torch.tensor([1.5], dtype=torch.bfloat16), "c": torch.zeros(0)}
+    weights = {
+        "a": torch.arange(6.0).view(2, 3),
+        "b": torch.tensor([1.5], dtype=torch.bfloat16),
+        "c": torch.zeros(0),
+        "d": torch.ones(1 << 18),
+    }
     store = WeightStore()
     stored = [store.put(weights, 1) for _ in range(4)]
     assert {id(each.reference) for each in stored} == {id(stored[0].reference)}
@@ -121,6 +139,17 @@ def test_weights_go_into_the_store_once_a_version_whoever_asks(ray_nodes: RayNod
     assert {name: (w.dtype, w.tolist()) for name, w in again.items()} == {
         name: (w.dtype, w.tolist()) for name, w in weights.items()
     }
+    nodes = {node.id for node in live_nodes(ray)}
+    readers = [
+        ray.remote(probe.num_bytes).options(
+            num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)
+        )
+        for node in nodes
+    ]
+    read = ray.get([reader.remote(stored[0].reference) for reader in readers for _ in range(3)], timeout=60)
+    assert read == [stored[0].layout.num_bytes] * 6
+    [copies] = ray.experimental.get_object_locations([stored[0].reference]).values()
+    assert sorted(copies["node_ids"]) == sorted(nodes), "one copy a node, of six readers"
     store.put(weights, 2)
     assert store.num_bytes == 2 * num_bytes
     assert put(weights).layout == stored[0].layout

@@ -60,7 +60,12 @@ def test_a_run_whose_learner_loses_a_rank_goes_on_from_its_last_checkpoint(ray_n
     assert restarted["policy_version"] >= 1
     started = [row for row in read_rows(folder, "events") if row["event"] == "actor_started"]
     assert sorted(row["actor"] for row in started) == sorted(["engine 0", "learner rank 0", "learner rank 1"] * 2)
-    assert all(Path(row["log"]).is_file() for row in started)
+    logs = {row["file"]: (folder / "logs" / row["file"]).read_text() for row in started}
+    assert all(logs[row["file"]].count(f"process {row['pid']}, ") == 1 for row in started)
+    assert logs["learner-rank1.log"].count("--- learner rank 1 on ") == 2
+    counters = metrics[-1]["counters"]
+    assert 100 < counters["trajectory_bytes{engine=0}"] / metrics[-1]["account/started"] < 10_000, "compact arrays"
+    assert counters["weight_bytes"] > 100_000
     deadline = time.monotonic() + 30  # Ray ends an actor's process some time after it was told to
     while ray_nodes.actors("RankActor") + ray_nodes.actors("EngineActor"):
         assert time.monotonic() < deadline

