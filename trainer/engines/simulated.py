@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
@@ -30,6 +31,8 @@ class Speed:
         contention: how many times as long a token takes while the learner trains, where both share one machine.
         prompt_token_s: seconds that each token of a prompt holds its replica up, once the request has a slot: the
             others get no tokens while one's prompt is read.
+        context_token_s: seconds more for every request that runs and every token of the longest one's context, prompt
+            included: what attention over a padded batch takes.
     """
 
     token_s: float
@@ -38,6 +41,7 @@ class Speed:
     publish_s: float = 0.0
     contention: float = 1.0
     prompt_token_s: float = 0.0
+    context_token_s: float = 0.0
 
     def slower(self, factor: float) -> Speed:
         """Return the speed of a replica that takes ``factor`` times as long for its tokens."""
@@ -47,6 +51,7 @@ class Speed:
             load_token_s=self.load_token_s * factor,
             first_token_s=self.first_token_s * factor,
             prompt_token_s=self.prompt_token_s * factor,
+            context_token_s=self.context_token_s * factor,
         )
 
 
@@ -104,6 +109,7 @@ class SimulatedEngine:
         self._died: EngineDied | None = None
         self._paused = False
         self._factor = 1.0
+        self._lead = 0.0  # how much longer the longest context is than the progress
 
     @property
     def num_live(self) -> int:
@@ -194,7 +200,15 @@ class SimulatedEngine:
             raise EngineDied(str(self._died))
 
     def _token_s(self) -> float:
-        return self._factor * (self._speed.token_s + self._speed.load_token_s * max(len(self._running) - 1, 0))
+        """Return the seconds of a token from now on; contexts that grow add `_growth_s` with each."""
+        speed, num_running = self._speed, len(self._running)
+        token_s = speed.token_s + speed.load_token_s * max(num_running - 1, 0)
+        if speed.context_token_s:
+            token_s += speed.context_token_s * num_running * max(self._lead + self._progress, 0.0)
+        return self._factor * token_s
+
+    def _growth_s(self) -> float:
+        return self._factor * self._speed.context_token_s * len(self._running)
 
     def _advance(self) -> None:
         """Bring the progress up to now; before anything changes who runs or how fast."""
@@ -204,8 +218,19 @@ class SimulatedEngine:
             if self._running and not self._num_holds:
                 read_s = min(self._reading_s, (now_s - self._since_s) / self._factor)
                 self._reading_s -= read_s
-                self._progress += (now_s - self._since_s - read_s * self._factor) / self._token_s()
+                left_s, token_s = now_s - self._since_s - read_s * self._factor, self._token_s()
+                if self._speed.context_token_s:  # token_s x + growth_s x^2 / 2 = left_s
+                    token_s = (token_s + math.sqrt(token_s * token_s + 2 * self._growth_s() * left_s)) / 2
+                self._progress += left_s / token_s
         self._since_s = now_s
+
+    def _measure(self) -> None:
+        """Find the longest context; whenever who runs has changed."""
+        if self._speed.context_token_s:
+            per_id = self._tokens_per_id
+            self._lead = max(
+                (len(job.request.prompt_ids) * per_id - job.start for job in self._running.values()), default=0.0
+            )
 
     def _hold(self, change: int) -> None:
         self._advance()
@@ -223,6 +248,7 @@ class SimulatedEngine:
             self._reading_s += len(job.request.prompt_ids) * self._tokens_per_id * self._speed.prompt_token_s
             self._num_starts += 1
             heapq.heappush(self._ends, (job.start + job.length, self._num_starts, job))
+        self._measure()
 
     def _plan(self) -> None:
         """Set the timer for the request that ends next."""
@@ -230,7 +256,10 @@ class SimulatedEngine:
             heapq.heappop(self._ends)  # it was aborted or cancelled
         when_s = None
         if self._ends and not self._num_holds and self._died is None:
-            left_s = max(self._ends[0][0] - self._progress, 0.0) * self._token_s()
+            left = max(self._ends[0][0] - self._progress, 0.0)
+            left_s = left * self._token_s()
+            if self._speed.context_token_s:
+                left_s += self._growth_s() * left * left / 2
             when_s = self._since_s + (self._reading_s * self._factor + left_s)
         if self._timer is not None:
             if when_s == self._timer.when():

@@ -31,7 +31,7 @@ class Calibration:
         recorded: the run, with what it was asked for.
         workload, cluster: fitted.
         num_messages: messages that lengths and speeds were fitted on.
-        speed_r2: share of the variance of the messages' tokens that the fitted rates explain.
+        speed_r2: share of the variance of the messages' seconds that the fitted rates explain.
     """
 
     recorded: Recorded

@@ -114,6 +114,12 @@ def _parser() -> argparse.ArgumentParser:
     cluster.add_argument("--load-ms", type=natural_float, help="ms more for every further request beside it (0)")
     cluster.add_argument("--first-token-s", type=natural_float, help="seconds before the first token (0)")
     cluster.add_argument("--prompt-ms", type=natural_float, help="ms that a token of a prompt holds a replica up (0)")
+    cluster.add_argument(
+        "--context-us", type=natural_float, help="µs more for every request and token of the longest context (0)"
+    )
+    cluster.add_argument(
+        "--contention", type=natural_float, help="times as long for a token while the learner trains beside (1)"
+    )
     cluster.add_argument("--train-gpu-s", type=natural_float, help="GPU-seconds of training a sample (1)")
     cluster.add_argument("--publish-s", type=natural_float, help="seconds until new weights are there (0)")
     cluster.add_argument("--hold-s", type=natural_float, help="seconds that taking them holds all requests up (0)")
@@ -184,8 +190,12 @@ def _resources(arguments: argparse.Namespace, fitted: Cluster | None) -> Resourc
         "load_token_s": None if arguments.load_ms is None else arguments.load_ms / 1000,
         "first_token_s": arguments.first_token_s,
         "prompt_token_s": None if arguments.prompt_ms is None else arguments.prompt_ms / 1000,
+        "context_token_s": None if arguments.context_us is None else arguments.context_us / 1e6,
+        "contention": arguments.contention,
         "publish_s": arguments.hold_s,
     }
+    if arguments.contention is not None and arguments.contention < 1:
+        raise UserError(f"--contention is a factor: it must be 1 at least, not {arguments.contention:g}.")
     speed = replace(speed, **_given(seconds))
     slow = _given({"slow_replicas": arguments.slow_replicas, "slow_factor": arguments.slow_factor})
     if not slow.get("slow_replicas", 0) <= 1:

@@ -48,6 +48,7 @@ def calibration_to_json(calibration: Calibration) -> dict[str, Any]:
         "env_turn_s": round(calibration.workload.env.turn_s.mean, 5),
         "token_s": round(speed.token_s, 6),
         "load_token_s": round(speed.load_token_s, 7),
+        "context_token_s": round(speed.context_token_s, 10),
         "prompt_token_s": round(speed.prompt_token_s, 7),
         "contention": round(speed.contention, 3),
         "speed_r2": round(calibration.speed_r2, 3),

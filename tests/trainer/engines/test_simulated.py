@@ -77,6 +77,12 @@ def test_a_prompt_holds_up_all_that_run_while_it_is_read():
     assert times(play(engine(Speed(1.0, prompt_token_s=2.0)))) == {"a": 14, "c": 21, "b": 26}
 
 
+def test_all_wait_for_the_longest_context_which_grows():
+    # a token takes 1 s + 0.1 s n c: 10 of a and b, c from 1 to 11; 5 of b and c, from 11 to 16; 5 of b alone, to 21
+    ends = times(play(engine(Speed(1.0, context_token_s=0.1))))
+    assert ends == pytest.approx({"a": 10 + 0.2 * 60, "c": 22 + 5 + 0.2 * 67.5, "b": 40.5 + 5 + 0.1 * 92.5})
+
+
 def test_a_response_is_cut_at_max_new_tokens_and_ends_with_a_stop_id_otherwise():
     async def main() -> None:
         cut = await engine().generate(request("a", 4))

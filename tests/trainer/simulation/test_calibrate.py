@@ -14,6 +14,10 @@ from rollcage.trainer.simulation.environment import EnvModel
 from rollcage.trainer.simulation.model import Cluster, Workload
 
 
+def token_s(speed: Speed, load: int, context: int) -> float:
+    return speed.token_s + (load - 1) * speed.load_token_s + load * context * speed.context_token_s
+
+
 # The last one's slots are always full: what is load and what are prompts cannot be told apart there.
 @pytest.mark.parametrize(
     ("async_ratio", "num_replicas", "num_slots", "load"), [(1.0, 2, 24, 8), (0.0, 1, 64, 8), (1.0, 1, 32, 0)]
@@ -27,7 +31,7 @@ def test_a_recorded_run_is_predicted_and_its_speeds_are_found(
         max_new_tokens=160,
         observation_tokens=20,
     )
-    speed = Speed(0.02, load_token_s=0.002, contention=1.5, prompt_token_s=0.0005)
+    speed = Speed(0.02, load_token_s=0.001, contention=1.5, prompt_token_s=0.0005, context_token_s=1e-5)
     cluster = Cluster(num_replicas, num_slots=16, speed=speed, sample_s=0.1, publish_s=0.2)
     config = RolloutConfig(num_groups=8, group_size=8, num_slots=num_slots, async_ratio=async_ratio)
     measured = record(tmp_path / "run", workload, cluster, config)
@@ -42,12 +46,28 @@ def test_a_recorded_run_is_predicted_and_its_speeds_are_found(
     assert found.cluster.publish_s == pytest.approx(0.2, rel=0.01)
     fitted = found.cluster.speed
     if load:
-        assert fitted.token_s + (load - 1) * fitted.load_token_s == pytest.approx(0.02 + (load - 1) * 0.002, rel=0.15)
+        assert token_s(fitted, load, context=90) == pytest.approx(token_s(speed, load, context=90), rel=0.15)
         assert fitted.prompt_token_s == pytest.approx(0.0005, rel=0.5)
     assert found.speed_r2 > 0.85
     if async_ratio:
         assert found.cluster.speed.contention == pytest.approx(1.5, abs=0.2)
     assert found.predict(found.recorded) == pytest.approx(found.recorded.samples_per_s, rel=0.15)
+
+
+def test_a_run_with_short_contexts_predicts_one_whose_slots_always_hold_a_long_one(tmp_path: Path) -> None:
+    """A padded batch costs by its longest context: a queue that refills always has one, a batch that ends has few."""
+    workload = Workload(Lognormal(40), max_new_tokens=160, observation_tokens=20)
+    cluster = Cluster(num_slots=64, speed=Speed(0.01, load_token_s=0.0001, context_token_s=2e-6), sample_s=0.01)
+    found = {}
+    for ratio in (0.0, 2.0):
+        config = RolloutConfig(num_groups=16, group_size=8, num_slots=64, async_ratio=ratio)
+        record(tmp_path / str(ratio), workload, cluster, config, 3)
+        found[ratio] = calibrate(tmp_path / str(ratio))
+    # the other way round, load and contexts never changed in what is fitted to: they share alike
+    for fitted, other, within in ((0.0, 2.0, 0.15), (2.0, 0.0, 0.4)):
+        recorded = found[other].recorded
+        assert found[fitted].predict(recorded) == pytest.approx(recorded.samples_per_s, rel=within)
+    assert found[0.0].cluster.speed.context_token_s == pytest.approx(2e-6, rel=0.2)
 
 
 def test_lockstep_is_taken_out_of_what_environments_took(tmp_path: Path) -> None:

@@ -60,7 +60,6 @@ def test_a_recorded_run_is_predicted_as_it_was_and_as_it_might_be(
     record(tmp_path / "run", Workload(Lognormal(40)), cluster, config, num_updates=5)
     same = simulated(capsys, "--from", str(tmp_path / "run"))
     assert same["predicted_over_measured"] == pytest.approx(1, abs=0.15)
-    assert same["calibration"]["token_s"] == pytest.approx(0.02, rel=0.1)
     assert same["async_ratio"] == 1
     more = simulated(capsys, "--from", str(tmp_path / "run"), "--replicas", "4", "--async-ratio", "2")
     assert more["samples_per_s"] > 1.5 * same["samples_per_s"]
