@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -36,52 +35,10 @@ from rollcage.trainer.learner.rhythm.attention_rank import Reading
 from rollcage.trainer.learner.rhythm.batch_credit import BatchCredit, RhythmCredit
 from rollcage.trainer.learner.row_tensors import cut, evaluate_rows, gather, lengths, place
 from rollcage.trainer.learner.statistics import Totals
+from rollcage.trainer.learner.update_inputs import Begun, Target
 
 TokenModel = Callable[..., tuple[Tensor, Tensor]]
 """(token_ids, loss_mask) -> log-probabilities and entropies of the trainable tokens, as `TokenLogprobs` has it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What one optimiser step moves the policy towards: of the whole batch, the same on all ranks.
-
-    Attributes:
-        advantages: float32 [B, T].
-        outcomes: float32 [B]; see `LossInputs`.
-        weights: float32 [B, T], the aggregation's; 0 outside of the mini-batch.
-        old_logprobs: float32 [B, T]; None where they are the current ones.
-        ref_logprobs: float32 [B, T]; None without a reference model.
-        other_rows: see `LossInputs`; each tensor [B].
-        entropy_mask: bool [B, T], where there is an entropy bonus; None: on every trainable token.
-    """
-
-    advantages: Tensor
-    outcomes: Tensor
-    weights: Tensor
-    old_logprobs: Tensor | None
-    ref_logprobs: Tensor | None
-    other_rows: OtherRows | None
-    entropy_mask: Tensor | None
-
-
-@dataclass(frozen=True, slots=True)
-class Begun:
-    """What an update has before it knows advantages.
-
-    Attributes:
-        batch: what it is made on.
-        policy_version: how often the policy has been trained before.
-        start_s, end_s: when this began and ended, in seconds of a clock of this process.
-        ref_logprobs: float32 [B, T]; None without a reference model.
-        old_logprobs: float32 [B, T]; None where they are not needed, or cost less later.
-    """
-
-    batch: Batch
-    policy_version: int
-    start_s: float
-    end_s: float
-    ref_logprobs: npt.NDArray[np.float32] | None
-    old_logprobs: npt.NDArray[np.float32] | None
 
 
 class PolicyUpdate:
