@@ -184,7 +184,7 @@ def test_a_real_training_is_watched_paused_and_read(page: Page, training: Path) 
         page.locator("tbody a").first.click()
         until(page, "location.hash.startsWith('#/episode')")
         page.locator("#colour").select_option("rollout_logprobs")
-        expect(page.locator(".tokens").first).to_be_visible()
+        until(page, "document.querySelector('.tokens')?.ariaLabel.endsWith('(sampler)')")
         key = page.url.partition("key=")[2].partition("&")[0]
         record = reader.trajectory(key)
         turn = record["turns"][0]
