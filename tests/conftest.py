@@ -9,6 +9,25 @@ from pathlib import Path
 import pytest
 from tests import ray_cluster
 
+LONGEST = (
+    "trainer/test_train_swe.py",
+    "trainer/test_train.py",
+    "trainer/test_train_alfworld.py",
+    "trainer/test_train_vllm.py",
+    "trainer/cluster/test_ray_train.py",
+    "trainer/cluster/test_ray_runs.py",
+    "envs/test_checker.py",
+    "benchmarks/test_soak.py",
+    "benchmarks/throughput/test_asynchrony.py",
+    "sandbox/commands/test_help_examples.py",
+)
+"""Files with tests of a minute."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest: one that came last would keep one process at work while the others have none left."""
+    items.sort(key=lambda item: not item.path.as_posix().endswith(LONGEST))
+
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
