@@ -147,21 +147,21 @@ class DeepSpeedLearner:
         Raises:
             LearnerDied: see the class.
         """
-        judged: list[Any] = []
-        read: list[Any] = []
         async with self._calling("train", self._config.call_timeout_s):
-            begin = Ask(self._ranks, "begin", (batch,))
-            if self._state is None:
-                await self._call(begin)
+            if self._state is None:  # all in one call: a rank that dies meanwhile is missed at once
+                update: tuple[Any, ...] = (None, None, batch)
             else:
                 version, _, heads = self._state
                 reads = [] if self._config.warms_up(version) else self._attention
                 if reads and not self._is_published:
                     await self._publish()
                 _, judged, read = await self._call(
-                    begin, Ask(self._critics, "judge", (batch, version)), Ask(reads, "read", (batch, version, heads))
+                    Ask(self._ranks, "begin", (batch,)),
+                    Ask(self._critics, "judge", (batch, version)),
+                    Ask(reads, "read", (batch, version, heads)),
                 )
-            [results] = await self._call(Ask(self._ranks, "train", (*(judged[:1] or [None]), *(read or [None]))))
+                update = (*(judged[:1] or [None]), *(read or [None]))
+            [results] = await self._call(Ask(self._ranks, "train", update))
             self._is_published = False
             if self._state is not None:
                 await self._read_state()

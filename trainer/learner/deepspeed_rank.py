@@ -113,9 +113,11 @@ class DeepSpeedRank(GroupMember):
         self._update.begin(batch, self._policy_version)
 
     def train(
-        self, judgement: Judgement | None = None, reading: Reading | None = None
+        self, judgement: Judgement | None = None, reading: Reading | None = None, batch: Batch | None = None
     ) -> tuple[Totals, dict[str, float]]:
-        """Update the policy once, on the batch that `begin` got; see `PolicyUpdate.train`."""
+        """Update the policy once, on ``batch`` or the one that `begin` got; see `PolicyUpdate.train`."""
+        if batch is not None:
+            self.begin(batch)
         result = self._update.train(judgement, reading)
         self._policy_version += 1
         return result

@@ -217,7 +217,7 @@ class PolicyUpdate:
     ) -> npt.NDArray[np.float32]:
         config = self._config
         options: dict[str, Any] = dict(config.advantage_options)
-        if old_logprobs is not None and ref_logprobs is not None:
+        if config.kl_in_reward and old_logprobs is not None and ref_logprobs is not None:
             options["kl"] = old_logprobs - ref_logprobs
         if judgement is not None:
             options |= {"values": judgement.values, "final_values": judgement.final_values}
