@@ -216,7 +216,7 @@ def test_the_commands_that_the_files_show_are_read_by_rollcage() -> None:
     commands = [found for text in shown for found in re.findall(r"rollcage train (.*)", text) if "--out" in found]
     readme = (ROOT / "README.md").read_text()
     commands += re.findall(r"^rollcage train (.*--cluster ray.*?)(?: +#.*)?$", readme, re.MULTILINE)
-    assert len(commands) == 6
+    assert len(commands) == 7
     for command in commands:
         config = parse_train(command.split()).config
         assert config is not None

@@ -58,6 +58,8 @@ class Terminal:
         finally:
             process.kill()
             process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
         return process.returncode, shown
 
 

@@ -1,8 +1,9 @@
 """Who runs when: lockstep and queue scheduling, replication, environments that hold no generation slot, starvation."""
 
 import asyncio
-import time
+import sys
 from dataclasses import replace
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -175,16 +176,27 @@ def test_without_redundancy_no_task_is_lost_for_being_slow(async_ratio: float, i
 
 
 def test_what_an_episode_costs_does_not_grow_with_what_is_in_flight() -> None:
-    def cost_s(num_groups: int, num_updates: int) -> float:
-        """Return processor seconds an episode."""
+    def steps(num_groups: int, num_updates: int) -> float:
+        """Return lines of Python an episode, turns of loops counted: what a profiler's clock would blur."""
         config = replace(CONFIG, num_groups=num_groups, num_slots=8 * num_groups, extra_groups=2, extra_members=1)
-        start_s = time.process_time()
-        run = ScriptedRun(config, num_engines=max(1, num_groups // 4), slots_per_engine=32)(num_updates)
-        return (time.process_time() - start_s) / run.account.started
+        num = 0
 
-    # fifty times as many in flight, on fifty times as many replicas: one look at each of them an event would cost fifty
-    # times as much; caches take their share
-    assert cost_s(200, 1) < 4 * cost_s(4, 25)
+        def trace(frame: FrameType, event: str, argument: object) -> Any:
+            nonlocal num
+            num += event == "line"
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            run = ScriptedRun(config, num_engines=max(1, num_groups // 4), slots_per_engine=32)(num_updates)
+        finally:
+            sys.settrace(before)
+        return num / run.account.started
+
+    # ten times as many in flight, on ten times as many replicas: one look at each of them an event would show
+    # 25 times as many in flight, on 25 times as many replicas: a look at each of them at every event would show
+    assert steps(100, 1) < 1.2 * steps(4, 25)
 
 
 def test_seeds_and_numbers_of_the_harness_vary() -> None:
