@@ -185,6 +185,7 @@ case "$(basename "$0") $*" in
     scontrol*) printf 'n1\\nn2\\nn3\\n' ;;
     *hostname*) echo "10.0.0.1 fe80::1" ;;
     *--block*) exec sleep 60 ;;
+    *"ray status"*) until grep -q 'ray start --head' "$LOG"; do sleep 0.02; done ;;
     *"rollcage train"*)
         until [ "$(grep -c 'ray start --address' "$LOG")" = 2 ]; do sleep 0.02; done
         exit 3
