@@ -28,6 +28,7 @@ from rollcage.trainer.learner.config import LearnerConfig
 from rollcage.trainer.learner.critic_config import CriticConfig
 from rollcage.trainer.learner.critic_engines import make_critics
 from rollcage.trainer.learner.critics import CriticEnsemble, Judgement
+from rollcage.trainer.learner.statistics import summarize
 from rollcage.trainer.learner.token_logprobs import TokenLogprobs
 from rollcage.trainer.learner.token_values import TokenValues
 from rollcage.trainer.models import load_model
@@ -231,6 +232,22 @@ def test_while_critics_warm_up_they_alone_are_trained(alone: None, tiny_policy: 
     learner.begin(batch, 2)
     learner.train()
     assert (len(engine.steps), len(engines[0].steps)) == (2, 3)
+
+
+def test_a_kl_to_the_reference_in_the_loss_goes_with_critics(alone: None, tiny_policy: Path, batch: Batch) -> None:
+    """With several mini-batches old log-probabilities are there before the advantages, which have no KL in them."""
+    config, engines = config_of(tiny_policy, kl_coef=0.5, num_mini_batches=2), critics_of(tiny_policy)
+    engine = PlainEngine(TokenLogprobs(load_model(tiny_policy), 1.0), 0.1)
+    reference = TokenLogprobs(load_model(tiny_policy), 1.0).requires_grad_(False)
+    with torch.no_grad():
+        for weight in reference.parameters():
+            weight.mul_(0.8)
+    learner = update.PolicyUpdate(engine, config, 0, reference, CriticEnsemble(engines, config, 0))
+    learner.begin(batch, 0)
+    totals, statistics = learner.train()
+    assert summarize([totals])["ref_kl"] > 0
+    assert np.isfinite(statistics["loss"])
+    assert len(engine.steps) == 2
 
 
 def test_one_critic_masks_nothing_and_a_critic_without_a_share_is_left_alone(
